@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import backquant
+from backquant.errors import CaptureError
 from backquant.graph import capture
 
 
@@ -160,3 +161,55 @@ def test_a_changed_view_is_captured_by_export() -> None:
     wanted = model(x).detach()
     noise = (quantized(x) - wanted).square().sum()
     assert 10 * torch.log10(wanted.square().sum() / noise) > 30
+
+
+class Written(nn.Module):
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x):
+        return self.write(x)
+
+
+def masked(x):
+    mask = torch.zeros(x.shape)
+    mask[:, 0] = 1
+    mask[0, 1:] = x[0, 1:] * 2
+    mask[x > 0] = 3.0
+    return mask + x
+
+
+def by_rows(x):
+    y = x * len(x)
+    y[1] = y[0]
+    y[torch.tensor([0, 2]), 1] = torch.ones(2)
+    y[:2, :2] = torch.eye(2)
+    same = y
+    same[2] = -1
+    return y.relu() + same
+
+
+@pytest.mark.parametrize("write", [masked, by_rows])
+def test_items_that_are_assigned_are_read_later(write) -> None:
+    """As windows of attention are marked (monai's SwinUNETR): "does not support item assignment"."""
+    model, x = Written(write), torch.randn(3, 4)
+    captured = capture(model, example_inputs=(x,))
+    assert captured.lost_change == ""
+    captured.module.recompile()
+    for each in (x, torch.randn(3, 4)):
+        assert torch.equal(captured.module(each.clone()), model(each.clone()))
+
+
+def test_items_of_a_view_are_a_lost_change() -> None:
+    def of_a_row(x):
+        y = x * len(x)
+        y[0][1] = 5.0
+        return y
+
+    x = torch.randn(3, 4)
+    assert capture(Written(of_a_row), example_inputs=(x,)).lost_change == "put"
+    model = nn.Sequential(nn.Linear(4, 4), Written(of_a_row))
+    mapping = backquant.get_default_qat_qconfig_mapping("x86")
+    with pytest.raises(CaptureError, match="'put' changes a tensor in place"):
+        backquant.prepare_qat_fx(model, mapping, x)

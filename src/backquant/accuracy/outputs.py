@@ -112,17 +112,34 @@ def _powers(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """Of each row: the power of the signal and that of the error, where the wanted values are finite.
 
     A row in which others are not has the loss ``MOST_LOSS``, so that no step keeps what makes them.
+    Where values decide sizes (the length of predicted speech), what one of them lacks is zero to the other.
 
     >>> _powers(torch.ones(2, 1), torch.tensor([[1.5], [float("nan")]]))[1]
     tensor([2.5000e-01, 1.0000e+04], dtype=torch.float64)
     """
     one, two = (tensor.detach().double() for tensor in (wanted, found))
+    if one.shape != two.shape:
+        one, two = _of_one_size(one, two)
     one, two = (each.flatten(1) if each.dim() > 1 else each.reshape(-1, 1) for each in (one, two))
     wanted_there, found_there = torch.isfinite(one), torch.isfinite(two)
     signal = torch.where(wanted_there, one, 0.0).square().sum(1)
     noise = torch.where(wanted_there & found_there, two - one, 0.0).square().sum(1)
     lost = (wanted_there & ~found_there).any(1)
     return torch.stack([signal, torch.where(lost, MOST_LOSS * signal.clamp(min=1.0), noise)])
+
+
+def _of_one_size(wanted: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both with zeros where only the other has values, and as many rows as are wanted; other ranks: NaN."""
+    if wanted.dim() != found.dim() or not wanted.dim():
+        return wanted, torch.full_like(wanted, torch.nan)
+    inner = map(max, wanted.shape[1:], found.shape[1:])
+    sizes = (len(wanted), *inner)
+    made = []
+    for tensor in (wanted, found[: len(wanted)]):
+        whole = tensor.new_zeros(sizes)
+        whole[tuple(map(slice, tensor.shape))] = tensor
+        made.append(whole)
+    return made[0], made[1]
 
 
 def _by_sample(outputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ change would be lost.
    change) and is read later, no result stands for it: ``lost_change`` names the call.
 3. ``x += y`` changes a tensor, and gives numbers, shapes and lists a new value. ``Changeable`` notes such
    calls, which stay the addition that a trace makes of them.
+4. ``x[index] = y`` puts values into a copy, by their places, and the copy is what later readers read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from backquant.graph.mutation import changes_argument, is_view
@@ -25,16 +27,28 @@ from backquant.graph.mutation import changes_argument, is_view
 _READ_SIZES = frozenset({"size", "dim", "numel", "nelement", "stride", "ndimension", "item"})
 _SIZES = frozenset({"shape", "ndim"})
 _OF_SIZES = frozenset({"dtype", "device", "is_cuda", "layout", *_SIZES})
+_OF_PYTHON = frozenset({"_operator", "builtins", "math"})
 _NUMBERS = frozenset({len, int, float, bool, round, min, max})
 
 
 class Changeable(fx.Proxy):
-    """A value of a trace that may be a tensor; its tracer notes in ``changed`` what changes it by ``+=``."""
+    """A value of a trace that may be a tensor; its tracer notes in ``changed`` what changes it by ``+=``
+    or by assigning to its items."""
 
     def _changed(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
         made = self.tracer.create_proxy("call_function", function, (self, other), {})
         self.tracer.changed.add(made.node)  # type: ignore[attr-defined]
         return made
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        x: Any = self  # to PyTorch's functions a tensor
+        places = torch.arange(x.numel(), device=x.device).reshape(x.shape)[index]
+        if isinstance(value, (bool, int, float)):
+            given = torch.full_like(places, value, dtype=x.dtype)
+        else:
+            given = value.to(x.dtype).expand_as(places)
+        made: Any = torch.put(x, places, given)
+        self.tracer.changed.add(made.node)  # type: ignore[attr-defined]
 
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self._changed(operator.add, other)
@@ -61,7 +75,7 @@ class Changeable(fx.Proxy):
 def read_changed_values(
     graph: fx.Graph, root: nn.Module, changed: Collection[fx.Node] = frozenset()
 ) -> None:
-    """Rule 1, in place. ``changed``: calls that rule 3 noted.
+    """Rule 1, in place. ``changed``: calls that rules 3 and 4 noted.
 
     >>> import torch
     >>> def twice(x):
@@ -161,6 +175,8 @@ def _is_number(node: fx.Node, numbers: Collection[fx.Node]) -> bool:
         return False
     if node.target is getattr:
         return node.args[1] in _SIZES
-    return node.target in _NUMBERS or (
-        bool(node.all_input_nodes) and all(each in numbers for each in node.all_input_nodes)
-    )
+    if node.target in _NUMBERS:
+        return True
+    of_python = getattr(node.target, "__module__", "") in _OF_PYTHON  # torch.zeros(size) is none
+    read = node.all_input_nodes
+    return of_python and bool(read) and all(each in numbers for each in read)

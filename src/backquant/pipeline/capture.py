@@ -133,7 +133,7 @@ def captured_with(
         failure = error
     if capturing.how == "trace":
         why = said_to_fail(failure)
-        return _checked_views(traced_with_example(custom, capturing, why, model), as_pytorch)
+        return traced_with_example(custom, capturing, why, model)
     # behind the handler: within it an error of the export would have the trace's as its context, and its line
     return exported_instead(custom, model, capturing, failure)
 
@@ -145,7 +145,7 @@ def traced_with_example(
 
     The notes say what was held, and ``why`` a trace without them was not taken. Raises ``CaptureError``.
     """
-    captured = _traced(custom, model, capturing, with_example=True)
+    captured = _checked_views(_traced(custom, model, capturing, with_example=True), False)
     note = f"traced with the sizes and flags of the example inputs; a trace without them {why}"
     return replace(captured, notes=(note, *captured.notes))
 
