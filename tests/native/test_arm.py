@@ -114,7 +114,7 @@ def test_any_attention_is_right(
 ) -> None:
     """In floats, where x86 may multiply whole numbers."""
     found, expected = attention_result(size, terms, torch.Generator().manual_seed(1), arm[0])
-    assert (found.double() - expected).abs().max() <= 0.5 + 2e-3
+    assert (found.double() - expected).abs().max() <= 0.5 + 5e-3
 
 
 @given(st.integers(1, 70), st.integers(1, 2000), st.integers(1, 40), st.booleans())
