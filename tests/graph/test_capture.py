@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import backquant
 from backquant.errors import CaptureError, ConfigError
 from backquant.graph import GraphIndex, Scope, capture, verify
 from backquant.nn.intrinsic import LinearReLU
@@ -214,6 +215,29 @@ def test_modules_made_in_forward_are_what_they_compute() -> None:
     assert [str(node.target) for node in calls[1:]] == ["layers.0", "layers.1", "flatten"]
     module.recompile()
     assert torch.equal(module(x), model(x))
+
+
+def test_attributes_that_forward_assigns_are_read_as_they_were() -> None:
+    """As basicsr's EDSR does: the graph read a value of the trace, and fusing failed."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.mean = nn.Conv2d(3, 3, 3), torch.ones(1, 3, 1, 1)
+
+        def forward(self, x):
+            self.mean = self.mean.type_as(x)
+            self.last = x
+            return self.conv((x - self.mean) * 255.0) / 255.0 + self.mean
+
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.rand(1, 3, 8, 8)
+    module = capture(model).module
+    assert isinstance(module.mean, torch.Tensor) and not hasattr(model, "last")
+    quantized = backquant.quantize(model, x, backend="x86", calibration=[x], slower="keep")
+    with torch.no_grad():
+        noise = (quantized(x) - model(x)).square().sum() / model(x).square().sum()
+    assert float(noise) < 1e-3
 
 
 def test_unknown_names() -> None:

@@ -105,12 +105,26 @@ def capture(
     return Captured(module, scopes, notes=notes, whole=whole, lost_change=lost)
 
 
+def _put_back(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    """Attributes to which ``forward`` assigned values of the trace are as they were (``self.mean =
+    self.mean.type_as(x)``): the graph reads them."""
+    for part, before in attributes:
+        for name, value in list(vars(part).items()):
+            if not issubclass(type(value), fx.Proxy):
+                continue
+            if name in before:
+                vars(part)[name] = before[name]
+            else:
+                del vars(part)[name]
+
+
 def _traced(
     model: nn.Module, tracer: ModuleTracer
 ) -> tuple[ModuleTracer, nn.Module, fx.Graph, str]:
     """The graph of a shallow copy of ``model``, with the tracer that made it, the copy, and the change in
     place that it loses."""
     copied = shallow_copy(model)
+    attributes = [(part, dict(vars(part))) for part in copied.modules()]
     with with_own_buffers(copied):  # a trace runs what changes a buffer in place
         try:
             with capture_in_own_thread():
@@ -118,6 +132,7 @@ def _traced(
         except Exception as error:
             failure, wiser = error, tracer.wiser()
         else:
+            _put_back(attributes)
             read_changed_values(graph, copied, tracer.changed)
             lost = lost_change(graph, copied, tracer.changed)
             tracer.changed.clear()
