@@ -149,7 +149,10 @@ def test_with_the_library_integers_are_those_of_float(
     made, _, x = quantized_with(FUSED[name])
     use = next(use for use in made.kernels if use.kernel == "backquant.attention")
     assert use.dtype == torch.uint8 and all(node in made.plan.decisions for node in use.nodes)
-    assert set(use.nodes) <= {reason.node for reason in made.left_in_float} | set(use.nodes)
+    rows = {row.node: row for row in made.report.rows}
+    assert {rows[node].state for node in use.nodes} == {"float"}
+    assert {rows[node].kernel for node in use.nodes} == {"backquant.attention"}
+
     plain, step = without(monkeypatch, FUSED[name]), made.qparams["out"].inputs[0][0]
     for batch in (x, x[:2], torch.randn(6, ROWS, WIDE)):
         expected = plain(batch)

@@ -18,6 +18,8 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from backquant.lower.rule import FLOAT_KERNELS
+
 
 @dataclass(frozen=True)
 class ReasonRow:
@@ -123,7 +125,8 @@ class Row:
         """
         if self.outcome == "unlowered":
             return "float"
-        return "integers" if self.outcome == "float" and self.kernel else self.outcome
+        on_integers = self.kernel and self.kernel not in FLOAT_KERNELS
+        return "integers" if self.outcome == "float" and on_integers else self.outcome
 
     @property
     def done(self) -> int:
