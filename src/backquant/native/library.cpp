@@ -329,7 +329,7 @@ void tiled(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e
   done(torch.threads(&threads));
   const TiledInput in(x, g, p.step, threads);
   const int64_t lines = in.bordered ? in.lines() : 0, work = g.n * g.oh * g.ow * in.total * g.oc;
-  in_parallel(lines, lines * in.line * g.c, [&](int64_t begin, int64_t end) { add_borders(x, g, begin, end, in.bordered); });
+  in_parallel(lines, lines * in.across * g.c, [&](int64_t begin, int64_t end) { add_borders(x, g, begin, end, in.bordered); });
   const Finish<OUT> whole = finish_for<OUT>(p.columns, p.activation, e.other);
   const Finish<OUT> last = finish_for<OUT>(p.last, p.activation, e.other);
   in_parallel(in.parts(), work, [&](int64_t begin, int64_t end) {

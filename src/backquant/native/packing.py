@@ -21,6 +21,7 @@ _ROWS = {1: 14, 2: 12, 3: 8, 4: 6}  # pixels at a time, by registers for channel
 _CACHED = 1 << 17  # bytes of input that stay in the second-level cache while all channels read them
 _PART = 1 << 18  # numbers that are summed in one call
 _TILE_ROWS, _TILE_BYTES = 32, 64  # of AMX: two tiles of 16 pixels at a time
+_COPY = 4  # cycles for one tap of a pixel that is gathered
 
 
 class Order(Enum):
@@ -135,19 +136,20 @@ def tile_step(row: int) -> int | None:
     return next((row // n for n in range(least, most + 1) if row % (4 * n) == 0), None)
 
 
-def tap_step(taps: int, run: int, stride: Sequence[int]) -> int | None:
-    """The step for ``taps`` taps of ``run`` integers each: one that divides ``run`` where pixels follow each
-    other and that takes few more products, so that no pixel has to be gathered.
+def tap_step(taps: int, run: int, channels: int) -> int | None:
+    """The step for ``taps`` taps of ``run`` integers, which are laid out by fours: one that takes each tap by
+    itself, so that no pixel has to be gathered, unless the products for so many channels cost more than that.
 
-    >>> tap_step(9, 64, (1, 1)), tap_step(9, 16, (1, 1)), tap_step(9, 32, (1, 1)), tap_step(9, 32, (2, 2))
-    (64, 48, 32, 48)
+    >>> tap_step(9, 64, 64), tap_step(9, 16, 64), tap_step(9, 16, 512), tap_step(7, 21, 64)
+    (64, 16, 48, 24)
     """
-    if run % 4:
-        return None
+    run = -(-run // 4) * 4
     whole, each = tile_step(taps * run), tile_step(run)
-    if each is None or tuple(stride) != (1, 1):
-        return whole
-    return each if whole is None or 2 * whole <= 3 * each else whole
+    if whole is None or each is None:
+        return whole or each
+    # cycles of a pixel: a product of 16 pixels with 32 channels takes 32
+    products = 2 * taps * run * -(-channels // 32)
+    return each if products / each <= products / whole + _COPY * taps else whole
 
 
 def choose_tiles(channels: int) -> Blocks:

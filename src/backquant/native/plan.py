@@ -92,11 +92,6 @@ def is_known(shape: Shape, result: Result) -> bool:
     return known and (not shape.depthwise or (result.activation or "NONE") in _DEPTHWISE)
 
 
-def is_tiled(shape: Shape, layout: Layout) -> bool:
-    """Whether a library with this layout computes it by AMX."""
-    return bool(_blocks(shape, layout)[1])
-
-
 def magic(layout: Layout) -> int:
     """What ``backquant_plan_layout`` of a library that reads such weights gives."""
     return _MAGIC + layout.lanes * 10 + layout.order.value + 1000 * layout.tiles
@@ -161,8 +156,9 @@ def _blocks(shape: Shape, layout: Layout) -> tuple[Blocks, int]:
     """And the step of the tiles that compute it; 0: none do."""
     channels, deep, height, width = shape.weight
     members = 1 if shape.depthwise else shape.groups
-    if layout.tiles and members == 1 and not (shape.depthwise or shape.rows):
-        step = tap_step(height * width, deep, shape.stride)
+    if layout.tiles and members == 1 and not shape.depthwise:
+        taps, run = (height, deep * width) if shape.rows else (height * width, deep)
+        step = tap_step(taps, run, channels)
         if step is not None:
             return choose_tiles(channels), step
     row = deep * height * width

@@ -1,8 +1,8 @@
 // Convolutions and linear layers on 8-bit integers for CPUs with AMX: products of tiles of 16 rows with 64 bytes.
 //
 // Weights are packed as for kernels.h, with at most 32 channels a block. A row of the left side is what one output
-// pixel reads: of a 1x1 convolution or linear layer the input itself; of one whose pixels follow each other (stride 1)
-// what lies in an image with borders, one tap after the other; of others all taps, gathered beforehand.
+// pixel reads: of a 1x1 convolution or linear layer the input itself; of most others what lies in an image with
+// borders, one tap after the other; of those with little in a line all taps, gathered beforehand.
 #ifndef BACKQUANT_TILES
 #define BACKQUANT_TILES
 #include <algorithm>
@@ -176,36 +176,45 @@ BACKQUANT_APART static void add_borders(const uint8_t* x, const Geometry& g, int
 
 // How the left side of a convolution, or of a linear layer over pixels, is read. step: divides what one result reads.
 struct TiledInput {
-  enum Way { LIES, BORDERED, GATHERED };
+  // BORDERED: all lines of an image as one, what lies between them is multiplied for nothing; LINES: each by itself.
+  enum Way { LIES, BORDERED, LINES, GATHERED };
   static constexpr int64_t CACHED = 1 << 19;  // bytes that stay in the second-level cache while all channels read them
 
   const uint8_t* x;
   const Geometry& g;
-  int64_t step, slot, total;
+  int64_t step, slot, total, across;  // across: pixels of a line with its borders
   Way way;
-  int64_t images, pixels, line, ow, size, group;  // pixels: of an image, over whole lines; size: bytes of one
+  int64_t images, pixels, line, ow, size, group;  // pixels: of an image, over whole lines; size: bytes between them
   std::vector<int64_t> places;
   uint8_t* bordered = nullptr;
 
   TiledInput(const uint8_t* x, const Geometry& g, int64_t step, int64_t threads)
-      : x(x), g(g), step(step), slot((g.run + 3) & ~int64_t(3)), total(slot * g.kh * g.kw) {
-    const bool plain = g.sh * g.sw == 1 && g.run == g.c && slot == g.run;
-    const int64_t all = g.n * g.oh * g.ow;
-    const bool lies = total == g.c && g.ph + g.pw == 0 && all >= 16;
-    way = plain && lies ? LIES : plain && g.run % step == 0 && total > g.c ? BORDERED : GATHERED;
-    images = way == BORDERED ? g.n : 1;
-    line = way == BORDERED ? g.w + 2 * g.pw : all;
-    ow = way == BORDERED ? g.ow : all;
-    pixels = way == BORDERED ? (g.oh - 1) * line + g.ow : all;
-    size = way == GATHERED ? total : g.c;
+      : x(x), g(g), step(step), slot((g.run + 3) & ~int64_t(3)), total(slot * g.kh * g.kw), across(g.w + 2 * g.pw) {
+    const int64_t all = g.n * g.oh * g.ow, joined = (g.oh - 1) * across + g.ow;
+    way = way_of(all, joined);
+    const bool apart = way == LINES, together = way == BORDERED;
+    images = apart ? g.n * g.oh : together ? g.n : 1;
+    ow = apart || together ? g.ow : all;
+    line = together ? across : ow;
+    pixels = together ? joined : ow;
+    size = way == GATHERED ? total : g.sw * g.c;
     const int64_t each = (images * pixels + threads - 1) / threads;
     group = (std::min(std::max<int64_t>(CACHED / size, 32), each) + 31) / 32 * 32;
     for (int64_t s = 0; s < total / step; s++) {
       const int64_t tap = s * step / slot, within = s * step % slot;
-      const int64_t there = (tap / g.kw * g.dh * line + tap % g.kw * g.dw) * g.c + within;
-      places.push_back(way == BORDERED ? there : s * step);
+      const int64_t there = (tap / g.kw * g.dh * across + tap % g.kw * g.dw) * g.c + within;
+      places.push_back(apart || together ? there : s * step);
     }
-    if (way == BORDERED) bordered = room<0>((lines() * line + 32) * g.c + 64);
+    if (apart || together) bordered = room<0>((lines() * across + 32 * g.sw) * g.c + 64);
+  }
+
+  Way way_of(int64_t all, int64_t joined) const {
+    const bool follow = g.sh * g.sw == 1;
+    const int64_t tiles = (g.ow + 15) / 16 * 16;
+    if (follow && total == g.c && g.ph + g.pw == 0 && all >= 16) return LIES;
+    if (slot % step) return GATHERED;
+    if (follow && 2 * joined <= 3 * g.oh * g.ow) return BORDERED;
+    return 4 * tiles <= 5 * g.ow ? LINES : GATHERED;
   }
 
   int64_t lines() const { return g.n * (g.h + 2 * g.ph); }  // that `add_borders` writes
@@ -215,10 +224,11 @@ struct TiledInput {
     const int64_t each = (pixels + group - 1) / group, image = place / each;
     const int64_t begin = place % each * group, end = std::min(begin + group, pixels);
     Left a{x, size, begin, end, pixels, line, ow, 0, places.data(), (int64_t)places.size(), step};
-    if (way == BORDERED) {
-      a.from = bordered + image * (g.h + 2 * g.ph) * line * g.c;
+    if (bordered) {
+      const int64_t y = way == LINES ? image / g.oh * (g.h + 2 * g.ph) + image % g.oh * g.sh : image * (g.h + 2 * g.ph);
+      a.from = bordered + y * across * g.c;
       a.most = INT64_MAX;
-      a.result = image * g.oh * g.ow;
+      a.result = image * (way == LINES ? g.ow : g.oh * g.ow);
     } else if (way == GATHERED) {
       uint8_t* rows = room<1>((group + 32) * total + 64);
       gather(x, g, begin, end - begin, slot, rows);

@@ -18,7 +18,7 @@ from backquant.lower.kernels.prepared import is_plain
 from backquant.lower.kernels.zero_point import fold_zero_point
 from backquant.native.epilogue import Result, has_tiles
 from backquant.native.library import is_here, layout
-from backquant.native.plan import Shape, is_known, is_tiled, plan
+from backquant.native.plan import Shape, is_known, plan
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,11 @@ class Planned:
 
     @property
     def is_used(self) -> bool:
-        """Whether the library computes it here. Products by vectors are oneDNN's where the CPU has AMX."""
-        return self.is_known and is_here() and (self.shape.depthwise or self._is_fast)
-
-    @property
-    def _is_fast(self) -> bool:
-        return is_tiled(self.shape, layout()) or not has_tiles()
+        """Whether the library computes it here: where the CPU has AMX and the library does not use it,
+        products are oneDNN's."""
+        if not (self.is_known and is_here()):
+            return False
+        return self.shape.depthwise or layout().tiles or not has_tiles()
 
     def named(self, otherwise: str) -> str:
         """The name of the kernel that runs here: the library's, or the one that runs without it."""

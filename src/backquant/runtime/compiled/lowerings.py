@@ -147,7 +147,7 @@ class Convolution:
         taps = self.weights.weight.permute(0, 2, 3, 1)
         taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
         n, _, oh, ow = self._out()
-        product = Product.of(taps, hint(n) * oh * ow, stride)
+        product = Product.of(taps, hint(n) * oh * ow)
         x = laid_out(x, CHANNELS_LAST)
         _, _, h, w = x.get_size()
         arguments = {"x": x, "weight": constant(product.weight, "weight")}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,7 @@ class Product:
     threads: int
 
     @classmethod
-    def of(cls, taps: torch.Tensor, pixels: int, stride: Sequence[int] = (1, 1)) -> Product:
+    def of(cls, taps: torch.Tensor, pixels: int) -> Product:
         """The product for so many pixels; ``taps``: int8 ``[channels, taps, run]``.
 
         >>> Product.of(torch.ones(8, 1, 10, dtype=torch.int8), 100).step is None
@@ -36,7 +35,7 @@ class Product:
         """
         channels, count, run = taps.shape
         threads = torch.get_num_threads()
-        step = tap_step(count, run, stride) if pixels >= _FEWEST and has_tiles() else None
+        step = tap_step(count, run, channels) if pixels >= _FEWEST and has_tiles() else None
         if step is None:
             blocks = choose_blocks(pixels, channels, count * run, threads)
         else:
