@@ -47,7 +47,14 @@ class Halves(torch.autograd.Function):
         return torch.cat((two, one), -1)  # not its derivative: only this function knows it
 
 
-rounded = Rounded.apply  # bound before anything is captured (mambapy's scan)
+def _later(x, times):
+    return Rounded.apply(x, times)
+
+
+# bound before anything is captured (mambapy's scan); torch 2.15's cannot be known again then
+rounded = (
+    Rounded.apply if isinstance(vars(torch.autograd.Function)["apply"], classmethod) else _later
+)
 
 
 class Net(nn.Module):

@@ -25,9 +25,6 @@ from backquant.graph.wrapped import inline_call
 __all__ = ["CustomGradient", "inline_custom_gradients", "kept_custom_gradients"]
 
 
-_IMMUTABLE = 1 << 8  # of classes that are written in C
-
-
 class CustomGradient(nn.Module):
     """A call of ``function.apply``.
 
@@ -54,29 +51,35 @@ class CustomGradient(nn.Module):
 def kept_custom_gradients() -> Iterator[None]:
     """Rule 1, for what this thread traces within the block.
 
-    ``Function.apply`` itself may be bound already (``scan = Scan.apply``): what it calls is replaced.
+    ``Function.apply`` itself may be bound already (``scan = Scan.apply``): up to torch 2.14 what it calls is
+    replaced, in the class above. Since 2.15 it is C's own: there what was bound before keeps no gradient.
     """
     thread = threading.get_ident()
-    base: Any = torch.autograd.Function.__mro__[1]
+    function: Any = torch.autograd.Function
+    own = vars(function).get("apply")
+    is_python = isinstance(own, classmethod)
+    holder: Any = function.__mro__[1] if is_python else function
 
-    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+    def apply(called: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
             tracer = _tracer_of((args, kwargs))
             if tracer is not None:
-                return _recorded(tracer, function, args, kwargs)
-        return super(base, function).apply(*args, **kwargs)
+                return _recorded(tracer, called, args, kwargs)
+        plain = super(holder, called).apply if is_python else own.__get__(None, called)
+        return plain(*args, **kwargs)
 
     with in_turn():
-        if (
-            "apply" in vars(base) or base.__flags__ & _IMMUTABLE
-        ):  # another torch, or a capture within
+        if is_python and "apply" in vars(holder):  # a capture within
             yield
             return
-        base.apply = classmethod(apply)
+        holder.apply = classmethod(apply)
         try:
             yield
         finally:
-            del base.apply
+            if is_python:
+                del holder.apply
+            else:
+                holder.apply = own
 
 
 def _tracer_of(arguments: Any) -> fx.Tracer | None:

@@ -9,7 +9,7 @@ change would be lost.
    change) and is read later, no result stands for it: ``lost_change`` names the call.
 3. ``x += y`` changes a tensor, and gives numbers, shapes and lists a new value. ``Changeable`` notes such
    calls, which stay the addition that a trace makes of them.
-4. ``x[index] = y`` puts values into a copy, by their places, and the copy is what later readers read.
+4. ``x[index] = y`` is noted by traces with example inputs: it puts values into a copy, by their places.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from backquant.graph.mutation import changes_argument, is_view
@@ -32,23 +31,12 @@ _NUMBERS = frozenset({len, int, float, bool, round, min, max})
 
 
 class Changeable(fx.Proxy):
-    """A value of a trace that may be a tensor; its tracer notes in ``changed`` what changes it by ``+=``
-    or by assigning to its items."""
+    """A value of a trace that may be a tensor; its tracer notes in ``changed`` what changes it by ``+=``."""
 
     def _changed(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
         made = self.tracer.create_proxy("call_function", function, (self, other), {})
         self.tracer.changed.add(made.node)  # type: ignore[attr-defined]
         return made
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        x: Any = self  # to PyTorch's functions a tensor
-        places = torch.arange(x.numel(), device=x.device).reshape(x.shape)[index]
-        if isinstance(value, (bool, int, float)):
-            given = torch.full_like(places, value, dtype=x.dtype)
-        else:
-            given = value.to(x.dtype).expand_as(places)
-        made: Any = torch.put(x, places, given)
-        self.tracer.changed.add(made.node)  # type: ignore[attr-defined]
 
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self._changed(operator.add, other)

@@ -20,6 +20,7 @@ from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
 from backquant.graph.by_mode import ByMode
+from backquant.graph.decorated import as_declared
 from backquant.graph.held import Held
 from backquant.graph.hooks import (
     forward_in_place,
@@ -86,8 +87,14 @@ def _changes(node: fx.Node) -> bool:
     return node.op == "call_method" and name.endswith("_") and not name.endswith("__")
 
 
-def _forward_with_hooks(root: Any) -> Callable[..., Any] | None:
-    return with_hooks(type(root)) if isinstance(root, nn.Module) and has_hooks(root) else None
+def _own_form(root: Any) -> Callable[..., Any] | None:
+    """What is traced in the place of the ``forward`` of ``root``: with its hooks, and without decorators that
+    hide its arguments."""
+    if not isinstance(root, nn.Module):
+        return None
+    plain = type(root).forward
+    hooked = functools.wraps(plain)(with_hooks(type(root))) if has_hooks(root) else None
+    return as_declared(hooked or plain) or hooked
 
 
 @contextmanager
@@ -97,7 +104,7 @@ def _forward_of(root: Any, form: Callable[..., Any] | None) -> Iterator[None]:
         yield
         return
     kind = type(root)
-    own = {"forward": functools.wraps(kind.forward)(form), "stands_for": kind}
+    own = {"forward": form, "stands_for": kind}
     root.__class__ = type(kind.__name__, (kind,), {**own, "__module__": kind.__module__})
     try:
         yield
@@ -162,7 +169,7 @@ class ModuleTracer(fx.Tracer):
             self._registered = frozenset(map(id, root.modules()))
             hooked = [part for part in root.modules() if part is not root and has_hooks(part)]
             self._hooked = frozenset(id(part) for part in hooked if is_leaf(part))
-        with _forward_of(root, self._forms.get("", _forward_with_hooks(root))):
+        with _forward_of(root, self._form_of(root)):
             graph = super().trace(root, concrete_args)
         self._drop_unread(graph)
         for node in graph.nodes:
@@ -174,6 +181,10 @@ class ModuleTracer(fx.Tracer):
         # The tracer is part of a reference cycle: do not keep the modules alive with it.
         self.root, self.submodule_paths, self.tensor_attrs = nn.Module(), {}, {}
         return graph
+
+    def _form_of(self, root: Any) -> Callable[..., Any] | None:
+        given = self._forms.get("")
+        return _own_form(root) if given is None else functools.wraps(type(root).forward)(given)
 
     def wiser(self) -> ModuleTracer | None:
         """After a failure: a tracer that may succeed where this one did not."""

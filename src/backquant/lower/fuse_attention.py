@@ -21,9 +21,8 @@ from backquant.graph.mutation import changes_argument
 from backquant.lower.contracts import fused_nodes_are_there
 from backquant.lower.kernels.attention import attended, attended_whole
 from backquant.lower.kernels.boundary import quantize
-from backquant.operators import named
+from backquant.operators import named, overload
 
-_aten = torch.ops.aten
 _MOVES: frozenset[Any] = frozenset(
     spelling
     for name in ("transpose", "permute", "contiguous", "reshape", "flatten")
@@ -41,11 +40,13 @@ _WORDS: dict[Any, tuple[str, bool]] = {
     **dict.fromkeys(named("add").spellings, ("add", True)),
     **dict.fromkeys(named("mul").spellings, ("mul", True)),
     **dict.fromkeys(
-        (operator.truediv, operator.itruediv, torch.div, "div", "div_", _aten.div.Tensor),
+        (operator.truediv, operator.itruediv, torch.div, "div", "div_", overload("div", "Tensor")),
         ("div", False),
     ),
 }
-_FILLS = frozenset(("masked_fill", "masked_fill_", torch.masked_fill, _aten.masked_fill.Scalar))
+_FILLS = frozenset(
+    ("masked_fill", "masked_fill_", torch.masked_fill, overload("masked_fill", "Scalar"))
+)
 _LONGEST = 16  # operators between the first product and the softmax
 _BRANCHES = 4  # of which so many have two tensors
 

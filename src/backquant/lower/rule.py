@@ -35,9 +35,6 @@ from backquant.lower.qdq import (
 )
 from backquant.match.plan import Reason
 
-#: Kernels of what is float in the plan and in the lowered model, whatever they multiply.
-FLOAT_KERNELS = frozenset({"backquant.attention"})
-
 OpKey = Any  # a module class, a callable, or a method's name
 
 

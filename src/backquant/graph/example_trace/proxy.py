@@ -84,6 +84,17 @@ class ExampleProxy(Changeable):
             return self
         return super().__call__(*args, **kwargs)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        x: Any = self  # to PyTorch's functions a tensor
+        places = torch.arange(x.numel(), device=x.device).reshape(x.shape)[index]
+        if isinstance(value, (bool, int, float)):
+            given = torch.full_like(places, value, dtype=x.dtype)
+        else:
+            given = value.to(x.dtype).expand_as(places)
+        # no exporter writes ``put``: other traces leave it to torch.export
+        made: Any = torch.put(x, places, given)
+        self.tracer.changed.add(made.node)
+
     @classmethod
     def __torch_function__(
         cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None
