@@ -29,6 +29,7 @@ from backquant.graph.tracer import ModuleTracer, user_line
 
 # As errors of Python's name the class of a value.
 _OURS = re.compile("'(Changeable|ExampleProxy|ExampleAttribute)'")
+_NO_ARGUMENT = re.compile(r"argument of type: <class '(?:.*\.)?(\w+)'>")  # of torch.fx
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,14 @@ def _explained(error: Exception, model: nn.Module, tracer: ModuleTracer) -> Capt
             "the model calls a module that is not registered as its submodule",
             where=f"{where}, {line}" if line else where,
             fix="assign it as an attribute, or keep it in nn.ModuleList or nn.ModuleDict",
+        )
+    held = _NO_ARGUMENT.fullmatch(str(error))
+    if held and not path:
+        return CaptureError(
+            f"the model returns, or hands to an operator, what no graph holds: a {held[1]}",
+            where=where,
+            fix="return tensors, alone or in tuples, lists and dicts"
+            "   # a cache of transformers: model.config.use_cache = False",
         )
     fix = (
         f"PrepareCustomConfig().set_non_traceable_module_names([{path!r}])  # it stays in float"

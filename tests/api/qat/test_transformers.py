@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import backquant
+from backquant.errors import CaptureError
 
 SMALL = {
     **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -40,3 +41,12 @@ def test_they_train_and_convert(name: str) -> None:
         torch.testing.assert_close(prepared(x)["last_hidden_state"], expected)
     prepared.apply(backquant.enable_fake_quant)
     assert len(backquant.convert_fx(prepared).kernels) > 10
+
+
+def test_a_cache_in_the_result_is_told(snapshot: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.LlamaModel(transformers.LlamaConfig(**SMALL)).train()
+    mapping: Any = backquant.get_default_qat_qconfig_mapping("x86")
+    with pytest.raises(CaptureError) as told:
+        backquant.prepare_qat_fx(model, mapping, (torch.randint(3, 100, (2, 16)),))
+    snapshot("a_cache_in_the_result", told.value)
