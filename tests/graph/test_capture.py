@@ -232,9 +232,12 @@ def test_attributes_that_forward_assigns_are_read_as_they_were() -> None:
 
     torch.manual_seed(0)
     model, x = Net().eval(), torch.rand(1, 3, 8, 8)
-    module = capture(model).module
-    assert isinstance(module.mean, torch.Tensor) and not hasattr(model, "last")
+    captured = capture(model)
+    assert isinstance(captured.module.mean, torch.Tensor) and not hasattr(model, "last")
+    [note] = captured.notes  # of a model that keeps state there, nothing else would tell
+    assert note.startswith("forward assigns to 'mean'")
     quantized = backquant.quantize(model, x, backend="x86", calibration=[x], slower="keep")
+    assert note in quantized.report.notes
     with torch.no_grad():
         noise = (quantized(x) - model(x)).square().sum() / model(x).square().sum()
     assert float(noise) < 1e-3

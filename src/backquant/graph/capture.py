@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
 
+_ASSIGNED = "forward assigns to {!r}: the quantized model reads the value from before, at each call"
 # As errors of Python's name the class of a value.
 _OURS = re.compile("'(Changeable|ExampleProxy|ExampleAttribute)'")
 _NO_ARGUMENT = re.compile(r"argument of type: <class '(?:.*\.)?(\w+)'>")  # of torch.fx
@@ -98,7 +99,8 @@ def capture(
     tracer.returned = None
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
-    notes = (*notes_of(tracer.held), *unchecked_notes(tracer.unchecked))
+    kept = map(_ASSIGNED.format, tracer.assigned)
+    notes = (*notes_of(tracer.held), *unchecked_notes(tracer.unchecked), *kept)
     scopes |= {new.name: scopes[node.name] for node, new in add_checks(module.graph, tracer.held)}
     if tracer.held:
         move_rank_reads(module)
@@ -106,15 +108,16 @@ def capture(
     return Captured(module, scopes, notes=notes, whole=whole, lost_change=lost)
 
 
-def _put_back(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+def _put_back(attributes: list[tuple[str, nn.Module, dict[str, Any]]]) -> Iterator[str]:
     """Attributes to which ``forward`` assigned values of the trace are as they were (``self.mean =
-    self.mean.type_as(x)``): the graph reads them."""
-    for part, before in attributes:
+    self.mean.type_as(x)``): the graph reads them. The names of those that had a value."""
+    for path, part, before in attributes:
         for name, value in list(vars(part).items()):
             if not issubclass(type(value), fx.Proxy):
                 continue
             if name in before:
                 vars(part)[name] = before[name]
+                yield f"{path}.{name}" if path else name
             else:
                 del vars(part)[name]
 
@@ -125,7 +128,7 @@ def _traced(
     """The graph of a shallow copy of ``model``, with the tracer that made it, the copy, and the change in
     place that it loses."""
     copied = shallow_copy(model)
-    attributes = [(part, dict(vars(part))) for part in copied.modules()]
+    attributes = [(path, part, dict(vars(part))) for path, part in copied.named_modules()]
     with with_own_buffers(copied):  # a trace runs what changes a buffer in place
         try:
             with capture_in_own_thread():
@@ -133,7 +136,7 @@ def _traced(
         except Exception as error:
             failure, wiser = error, tracer.wiser()
         else:
-            _put_back(attributes)
+            tracer.assigned = tuple(_put_back(attributes))
             read_changed_values(graph, copied, tracer.changed)
             lost = lost_change(graph, copied, tracer.changed)
             tracer.changed.clear()

@@ -125,7 +125,8 @@ class ModuleTracer(fx.Tracer):
 
     After a trace ``returned`` is what the model returned, with proxies for tensors, ``changed`` has the calls
     that stand for ``+=`` and its like, ``hooked`` the leaves whose hooks are nodes now, ``held`` what the
-    trace took for granted, and ``unchecked`` the lines of asserts that it let pass.
+    trace took for granted, ``unchecked`` the lines of asserts that it let pass, and ``assigned`` the
+    attributes to which ``forward`` assigned values of it.
     After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
     """
 
@@ -155,6 +156,7 @@ class ModuleTracer(fx.Tracer):
         self._recorded = frozenset((*_PACKING, *recorded))
         self.held: dict[fx.Node, Held] = {}
         self.unchecked: dict[str, None] = {}
+        self.assigned: tuple[str, ...] = ()
         self.hooked: list[nn.Module] = []
         self._hooked: frozenset[int] = frozenset()  # leaves, by identity
 
