@@ -143,3 +143,20 @@ def test_the_target_of_a_suffix_is_that_of_the_backend(tmp_path) -> None:
     x = torch.randn(2, 3, 8, 8)
     quantized = backquant.quantize(nn.Conv2d(3, 4, 3), x, backend="tensorrt", calibration=[x])
     assert backquant.export(quantized, tmp_path / "m.onnx").target == "tensorrt"
+
+
+@pytest.mark.parametrize("pool", [nn.AvgPool2d, nn.MaxPool2d])
+def test_windows_that_ceil_mode_cuts_off(pool, tmp_path) -> None:
+    """transformers' EfficientNet pools maps of any size with a window of 1280: OpenVINO refuses it."""
+    import openvino
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 7, 9)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), pool((64, 2), ceil_mode=True), nn.Conv2d(8, 4, 1))
+    quantized = backquant.quantize(model.eval(), x, backend="openvino", calibration=[x])
+    backquant.export(quantized, tmp_path / "m.xml")
+    compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU")
+    wanted = quantized(x).numpy()
+    found = compiled([x.numpy()])[0]
+    assert found.shape == wanted.shape
+    assert 10 * np.log10(np.square(wanted).sum() / np.square(found - wanted).sum()) > 30
