@@ -160,3 +160,26 @@ def test_windows_that_ceil_mode_cuts_off(pool, tmp_path) -> None:
     found = compiled([x.numpy()])[0]
     assert found.shape == wanted.shape
     assert 10 * np.log10(np.square(wanted).sum() / np.square(found - wanted).sum()) > 30
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.top = nn.Embedding(10, 8), nn.Linear(8, 4)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        gone = 1.0 - mask
+        return self.top(self.table(tokens)) * (1 - gone).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_masks_that_are_taken_from_a_number(dtype, tmp_path) -> None:
+    """XLNet's mask, which is integers by default: the exporter ended with a raw error."""
+    torch.manual_seed(0)
+    inputs = torch.randint(0, 10, (2, 5)), torch.tensor([[1, 1, 1, 0, 0]] * 2).to(dtype)
+    quantized = backquant.quantize(
+        Masked().eval(), inputs, backend="onnxruntime", calibration=[inputs]
+    )
+    backquant.export(quantized, tmp_path / "m.onnx")
+    found = run(tmp_path / "m.onnx", *inputs)
+    assert np.abs(found - quantized(*inputs).numpy()).max() < 0.05

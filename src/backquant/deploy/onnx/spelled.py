@@ -10,6 +10,8 @@
    know, are one after the other.
 4. The window of a pooling is no larger than what it moves over. In ceil mode PyTorch takes a larger one, and
    cuts it off; runtimes refuse it.
+5. Integers that are taken from a float number (``1.0 - mask``) become floats before: the exporter makes the
+   subtraction one whose first operand is the number, and finds no form of it for the types.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputSpec, TensorArgument
 
+from backquant.deploy.edits import AtenCalls
 from backquant.operators import overload, overloads
 
 __all__ = ["spell_for_onnx"]
@@ -57,6 +60,8 @@ def spell_for_onnx(program: ExportedProgram) -> None:
             _one_after_the_other(node)
         elif node.target in pools:
             _cut_window(node)
+        elif node.target is overload("rsub", "Scalar"):
+            _promote(node)
     _outputs_as_tensors(program)
     program.graph_module.recompile()
 
@@ -105,6 +110,14 @@ def _of_rank(value: Any, rank: int) -> list[int]:
     """A number, or a list of one, counts for each axis."""
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * rank if len(values) == 1 else values
+
+
+def _promote(node: fx.Node) -> None:
+    """Rule 5."""
+    x, dtype = node.args[0], node.meta["val"].dtype
+    assert isinstance(x, fx.Node)
+    if x.meta["val"].dtype != dtype:
+        node.args = (AtenCalls(node).to(x, dtype), *node.args[1:])
 
 
 def _outputs_as_tensors(program: ExportedProgram) -> None:
