@@ -12,6 +12,7 @@ from backquant.deploy.onnx.names import origins_of
 from backquant.deploy.onnxruntime.clips import clip_integers
 from backquant.deploy.onnxruntime.lowbit import use_group_kernels
 from backquant.deploy.onnxruntime.lstm import use_lstm_kernels
+from backquant.deploy.onnxruntime.outputs import keep_outputs
 from backquant.deploy.onnxruntime.readback import kernels_of
 from backquant.deploy.onnxruntime.session import OnnxRuntimeSession
 from backquant.deploy.target import Requirement
@@ -43,6 +44,7 @@ class OnnxRuntimeTarget:
 
         model = onnx_model(job)
         clip_integers(model)
+        keep_outputs(model)
         use_group_kernels(model)
         use_lstm_kernels(model, job)
         save_onnx(model, path)

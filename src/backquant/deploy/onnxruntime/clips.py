@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from backquant.deploy.onnx.initializers import add_initializer, drop_unused
+from backquant.deploy.onnxruntime.grids import has_one_scale, same_grid
 
 _INFINITY = float("inf")
 
@@ -23,31 +24,16 @@ _INFINITY = float("inf")
 def clip_integers(model: Any) -> None:
     """Rewrite, in place, every Relu and Clip with constant bounds that only a QuantizeLinear reads."""
     for node in list(model.graph):
-        if node.op_type == "QuantizeLinear" and _has_one_scale(node):
+        if node.op_type == "QuantizeLinear" and has_one_scale(node):
             source, low, high = _unclipped(node.inputs[0])
             producer = source.producer()
             if source is node.inputs[0] or producer is None:
                 continue
             if producer.op_type != "DequantizeLinear":
                 _move(model, node, source, (low, high))
-            elif _same_grid(producer, node):
+            elif same_grid(producer, node):
                 _clip(model, node, producer.inputs[0], (low, high))
     drop_unused(model)
-
-
-def _has_one_scale(node: Any) -> bool:
-    constants = [value.const_value for value in node.inputs[1:]]
-    return len(constants) == 2 and all(c is not None and c.size == 1 for c in constants)
-
-
-def _same_grid(dequantize: Any, quantize: Any) -> bool:
-    """Whether integers come out as they went in, so that they can be clipped as they are."""
-    pairs = zip(dequantize.inputs[1:], quantize.inputs[1:], strict=False)
-    constants = [tuple(None if v is None else v.const_value for v in pair) for pair in pairs]
-    return len(constants) == 2 and all(
-        one is not None and other is not None and np.array_equal(one.numpy(), other.numpy())
-        for one, other in constants
-    )
 
 
 def _unclipped(value: Any) -> tuple[Any, float, float]:
