@@ -122,3 +122,27 @@ def test_a_trial_is_no_part_of_a_recording() -> None:
     assert quantized.replays.programs == 1
     noise = (model(x) - first).detach()
     assert 10 * torch.log10(model(x).detach().pow(2).sum() / noise.pow(2).sum()) > 30
+
+
+def test_what_never_ends_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN writes code without end for 16 channels and 14 taps along a line (EEGNet's separable convolution)."""
+    tried: list[object] = []
+    monkeypatch.setattr(self_check, "_is_right", lambda *case: tried.append(case) or True)
+    line = Geometry((1, 16), (1, 1), (0, 8), (1, 1))
+    assert not is_right_here((2, 16, 1, 250), (16, 1, 1, 16), line, 16, 131)
+    assert not tried
+    assert is_right_here((2, 16, 1, 250), (16, 1, 1, 16), line, 16, 0)
+    assert is_right_here((2, 16, 1, 250), (16, 1, 1, 13), line, 16, 131)
+    assert is_right_here((2, 32, 1, 250), (32, 1, 1, 16), line, 32, 131)
+    assert len(tried) == 3
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 1, 60), (2, 16, 60)])
+def test_long_lines_of_sixteen_channels(shape: tuple[int, ...]) -> None:
+    dims = len(shape) - 2
+    tensors = weights(16, 1, *(1,) * (dims - 1), 16)
+    case = config((1,) * dims, groups=16)
+    x = integers(*shape)
+    torch.testing.assert_close(
+        OnednnConv(case, tensors)(x).double(), expected(x, tensors, case), rtol=1e-4, atol=1e-3
+    )

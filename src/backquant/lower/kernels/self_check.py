@@ -4,7 +4,7 @@ On some CPUs (with AMX, and AMD's with VNNI) oneDNN (torch 2.13) computes some c
 more than their largest value: kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16
 over 8 channels, with a zero point groups of one channel in and more than 32 out, and others whose rule is not
 known (``docs/kernels.md``). So each shape is tried once, on random integers; what differs runs as a product
-of gathered patches (``backquant.lower.kernels.patches``).
+of gathered patches (``backquant.lower.kernels.patches``). So does what cannot be tried: oneDNN never ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.zero_point import fold_zero_point
 
 _KEPT = 4096  # shapes whose result is remembered; the least recently used are checked again
+_LANES = 16  # of a vector of 512 bits: 32-bit sums
+_LONG = 14  # taps
 _TOLERANCE = 1e-3  # relative to the largest sum; float32 sums of 8-bit products are exact to 1e-6
 
 
@@ -38,7 +40,15 @@ def is_right_here(
     >>> is_right_here((1, 3, 8, 8), (4, 3, 3, 3), geometry, 1)
     True
     """
+    if zero_point and _never_ends(weight, groups):
+        return False
     return _is_right(shape, weight, geometry, groups, 100 if zero_point else 0)
+
+
+def _never_ends(weight: tuple[int, ...], groups: int) -> bool:
+    """Whether oneDNN does not stop writing the code of a depthwise convolution with a zero point: with VNNI,
+    16 channels, windows of 14 taps and more along a line (stride 1, from 28 results on)."""
+    return groups == weight[0] == _LANES and weight[-1] >= _LONG
 
 
 @lru_cache(maxsize=_KEPT)
