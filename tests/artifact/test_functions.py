@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from backquant.artifact import functions
 from backquant.artifact.classes import find_class
 from backquant.artifact.functions import find_function, function_path
 from backquant.errors import ArtifactError
@@ -278,3 +279,24 @@ def test_a_package_that_fails_to_import_says_what_it_lacks(
     with pytest.raises(ArtifactError) as caught:
         find_function("bq_half_installed.act", allow=("bq_half_installed",))
     snapshot("find-half-installed", caught.value)
+
+
+def test_functions_that_another_package_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_geometric puts its own in the place of ``torch.select``: saved is what torch defines."""
+    native = torch.select
+
+    def theirs(value: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+        return native(value, dim, index)
+
+    theirs.__module__ = "another.package"
+    monkeypatch.setattr(torch, "select", theirs)
+    caches = (functions._all_torch_functions, functions._functions, functions._paths)
+    for cached in caches:
+        cached.cache_clear()
+    try:
+        assert function_path(native) == function_path(theirs) == "torch.select"
+        assert find_function("torch.select") is native
+        assert function_path(torch.einsum) == "torch.einsum"
+    finally:
+        for cached in caches:
+            cached.cache_clear()

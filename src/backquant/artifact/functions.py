@@ -130,7 +130,8 @@ def _torch_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     dispatched = get_overridable_functions()
     tensor_functions = {f for home in _OVERRIDABLE for f in dispatched.get(home, ())}
     for prefix, home in _HOMES:
-        for name, value in vars(home).items():
+        for name, found in vars(home).items():
+            value = _of_torch(found, name) if home is torch else found
             if name.startswith("_") or name in _DENIED or isinstance(value, type):
                 continue
             if not isinstance(value, FunctionType | BuiltinFunctionType):
@@ -149,11 +150,27 @@ def _is_native(value: Any, name: str) -> bool:
     return bool(getattr(torch._C._VariableFunctions, name, None) == value)
 
 
+def _of_torch(value: Any, name: str) -> Any:
+    """``torch.<name>`` as torch defines it, where another package put its own in its place."""
+    home = (getattr(value, "__module__", None) or "torch").partition(".")[0]
+    native = getattr(torch._C._VariableFunctions, name, None)
+    return value if native is None or home == "torch" else native
+
+
+def _replaced() -> Iterator[tuple[Callable[..., Any], str]]:
+    """What other packages put in the place of torch's functions, and the paths of these."""
+    for name, value in vars(torch).items():
+        if _of_torch(value, name) is not value:
+            yield value, f"torch.{name}"
+
+
 @cache
 def _paths() -> dict[Callable[..., Any], str]:
     """The first path of every function, by the function."""
     paths: dict[Callable[..., Any], str] = {}
     for path, function in (*_functions().items(), *_all_torch_functions().items()):
+        paths.setdefault(function, path)
+    for function, path in _replaced():
         paths.setdefault(function, path)
     return paths
 

@@ -125,7 +125,7 @@ def test_a_trial_is_no_part_of_a_recording() -> None:
 
 
 def test_what_never_ends_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN writes code without end for 16 channels and 14 taps along a line (EEGNet's separable convolution)."""
+    """oneDNN writes code without end for 16 channels and 14 taps along a line (EEGNet)."""
     tried: list[object] = []
     monkeypatch.setattr(self_check, "_is_right", lambda *case: tried.append(case) or True)
     line = Geometry((1, 16), (1, 1), (0, 8), (1, 1))
