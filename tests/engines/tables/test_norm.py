@@ -72,6 +72,7 @@ def test_normalisations_run_on_integers(tools, number, high):
 FUNCTIONS = [
     lambda m, x: F.layer_norm(x, (7,), m.last, m.shift, 1e-3),
     lambda m, x: F.layer_norm(x, [7], weight=m.last),
+    lambda m, x: F.layer_norm(x, m.last.shape, m.last),  # nanoGPT's
     lambda m, x: F.group_norm(x, 2, m.channel, m.channel),
     lambda m, x: F.instance_norm(x, weight=m.channel, bias=m.channel),
 ]
@@ -86,6 +87,18 @@ def test_functional_forms(tools, number):
     assert lowered.left_in_float == ()
     x = torch.randn(3, 4, 6, 7) * 2
     tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda m, x: F.layer_norm(x, x.shape[-1:]), lambda m, x: F.group_norm(x, x.shape[1])],
+)
+def test_sizes_that_are_computed_are_refused(tools, function):
+    reference = tools.trace(_one(tools, function, tools.u8))
+    lowered = tools.lower(reference)
+    assert [r.rule for r in lowered.left_in_float] == ["arguments"]
+    x = torch.randn(3, 4, 7)
+    assert torch.equal(lowered.graph_module(x), reference(x))
 
 
 def test_norms_that_measure_or_keep_other_statistics_are_refused(tools):

@@ -198,7 +198,9 @@ def _functional(site: Site, kind: str, names: tuple[str, ...]) -> NormCall | Rea
             )
         affine.append(value)
     size = found.get("normalized_shape", found.get("num_groups", ()))
-    sizes = (size,) if isinstance(size, int) else tuple(size)
+    if kind == "layer" and affine[0] is not None:
+        size = affine[0].shape  # the same, also where it is computed (self.weight.shape)
+    sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,)
     if not all(isinstance(number, int) for number in sizes):
         return site.refuse(ReasonCode.ARGUMENTS, "a size that is computed", "a literal size")
     return NormCall(kind, sizes, found["eps"], affine[0], affine[1])
