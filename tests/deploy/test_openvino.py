@@ -431,3 +431,28 @@ def test_products_of_joined_values(
     exported = backquant.export(made, tmp_path / "m.xml")
     assert exported.integer == exported.expected == 3
     torch.testing.assert_close(run(tmp_path / "m.xml", x), made(x), atol=1e-2, rtol=0)
+
+
+class Pooled(nn.Module):
+    """A mean over tokens, then a batch norm, as LeViT ends."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.BatchNorm1d(width), nn.Linear(width, 4)
+        generator = torch.Generator().manual_seed(0)
+        self.norm.running_mean.normal_(generator=generator)
+        self.norm.running_var.uniform_(0.5, 2.0, generator=generator)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.norm(x.mean(1)))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 16), (1, 7, 8)])
+def test_means_that_are_scaled_by_channel_before_they_are_quantized(shape, tmp_path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(*shape)
+    model = Pooled(shape[-1]).eval()
+    quantized = backquant.quantize(model, x, backend="openvino", calibration=[x])
+    assert backquant.export(quantized, tmp_path / "m.xml").integer_share == 1.0
+    wanted, found = quantized(x), run(tmp_path / "m.xml", x)
+    assert 10 * torch.log10(wanted.square().sum() / (wanted - found).square().sum()) > 40

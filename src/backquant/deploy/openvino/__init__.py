@@ -14,6 +14,7 @@ from backquant.deploy.openvino.biases import keep_zero_biases, separate_biases
 from backquant.deploy.openvino.clamps import shift_bounds
 from backquant.deploy.openvino.joins import round_whole
 from backquant.deploy.openvino.readback import Origins, kernels_of
+from backquant.deploy.openvino.reductions import keep_reduced_axes
 from backquant.deploy.openvino.session import OpenVinoSession
 from backquant.deploy.openvino.tables import scale_tables
 from backquant.deploy.program import quiet
@@ -48,6 +49,7 @@ class OpenVinoTarget:
         separate_biases(model)
         shift_bounds(model)
         round_whole(model)
+        keep_reduced_axes(model)
         keep_zero_biases(model)
         scale_tables(model)
         through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")

@@ -27,10 +27,10 @@ def round_whole(model: Any) -> None:
         fails = _PRODUCTS if _joins_channels(node) else _PRODUCTS | _CONVOLUTIONS
         if uses and all(use.node.op_type in fails for use in uses):
             axis = add_initializer(model, np.array([0], np.int64), f"{node.name}/axis")
-            longer = _put_after(model, node, "Unsqueeze", axis)
+            longer = put_after(model, node, "Unsqueeze", axis)
             rounded.replace_input_with(0, longer)
             rounded.outputs[0].shape = back.outputs[0].shape = None  # inferred anew
-            shorter = _put_after(model, back, "Squeeze", axis)
+            shorter = put_after(model, back, "Squeeze", axis)
             for use in uses:
                 use.node.replace_input_with(use.idx, shorter)
 
@@ -46,7 +46,8 @@ def _only_reader(node: Any, kind: str) -> Any:
     return uses[0].node if found and not node.outputs[0].is_graph_output() else None
 
 
-def _put_after(model: Any, node: Any, kind: str, axis: Any) -> Any:
+def put_after(model: Any, node: Any, kind: str, axis: Any) -> Any:
+    """What a new node (``Squeeze``, ``Unsqueeze``), behind ``node``, makes of its result."""
     import onnx_ir
 
     value = node.outputs[0]
