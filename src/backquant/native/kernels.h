@@ -226,11 +226,30 @@ static inline __attribute__((always_inline)) bool addresses(
   return true;
 }
 
+// What is read later, to be in the second-level cache by then: `step` bytes further at each turn of a loop, or 0. The
+// address may be any: where nothing is, nothing is fetched.
+struct Ahead {
+  const int8_t* from;
+  int64_t step;
+};
+
+// So many bytes that are read later.
+struct Later {
+  const int8_t* from;
+  int64_t bytes;
+
+  // What each of `loops` loops of `turns` asks for in its turn: no more than a line of the cache at once.
+  Ahead shared(int64_t loops, int64_t turns) const {
+    const int64_t step = (bytes + loops * turns - 1) / (loops * turns);
+    return {from, step < 64 ? step : 64};
+  }
+};
+
 // Products of MR pixels with NB * LANES channels, added up over all taps. rows: MR pointers for each tap. Apart from
 // everything else, so that the compiler keeps the sums in registers. safe: three bytes more may be read.
 template <int MR, int NB>
 BACKQUANT_APART static void accumulate(
-    const uint8_t* const* rows, int64_t taps, int64_t channels, const int8_t* weight, bool safe, Ints* out) {
+    const uint8_t* const* rows, int64_t taps, int64_t channels, const int8_t* weight, bool safe, Ahead ahead, Ints* out) {
   Ints sums[MR][NB];
 #pragma GCC unroll 16
   for (int i = 0; i < MR; i++)
@@ -240,6 +259,8 @@ BACKQUANT_APART static void accumulate(
   const int64_t whole = (channels + (safe ? 3 : 0)) & ~int64_t(3);
   for (int64_t tap = 0; tap < taps; tap++, rows += MR) {
     for (int64_t k = 0; k < whole; k += 4, weight += NB * WEIGHTS) {
+      __builtin_prefetch(ahead.from);
+      ahead.from += ahead.step;
 #pragma GCC unroll 16
       for (int i = 0; i < MR; i++) {
         int32_t four;
@@ -321,13 +342,13 @@ struct Tile {
   }
 
   static inline void run(
-      const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, int64_t first, int64_t pixels,
-      int64_t channel, OUT* out) {
+      const uint8_t* x, const int8_t* weight, Ahead ahead, const Geometry& g, const Epilogue& e, int64_t first,
+      int64_t pixels, int64_t channel, OUT* out) {
     const uint8_t* rows[MAX_TAPS * MR];
     uint8_t edge[RUNS * MR][256];
     const bool safe = addresses(x, g, first, pixels, MR, rows, edge, x + g.n * g.h * g.w * g.c);
     Ints sums[MR][NB];
-    accumulate<MR, NB>(rows, g.kh * g.kw, g.run, weight, safe, &sums[0][0]);
+    accumulate<MR, NB>(rows, g.kh * g.kw, g.run, weight, safe, ahead, &sums[0][0]);
     finish(sums, e, channel, first, pixels, g.oc);
     const Bounds bounds = bounds_of(e);
 #pragma GCC unroll 16
@@ -338,24 +359,36 @@ struct Tile {
   }
 };
 
-// One block of NB * LANES output channels from `channel` on, for the pixels from `begin` to `end`.
+// One block of NB * LANES output channels from `channel` on, for the pixels from `begin` to `end`; `later`: the weights
+// of the block after it.
 template <int MR, int NB, int TAIL, int ACT, bool ADD, typename OUT>
 BACKQUANT_APART static void block(
-    const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, int64_t channel, int64_t begin,
-    int64_t end, OUT* out) {
-  for (int64_t first = begin; first < end; first += MR) {
+    const uint8_t* x, const int8_t* weight, Later later, const Geometry& g, const Epilogue& e, int64_t channel,
+    int64_t begin, int64_t end, OUT* out) {
+  const int64_t turns = (g.run + 3) / 4 * g.kh * g.kw;
+  Ahead ahead = later.shared((end - begin + MR - 1) / MR, turns);
+  for (int64_t first = begin; first < end; first += MR, ahead.from += ahead.step * turns) {
     const int64_t left = end - first;
-    Tile<MR, NB, TAIL, ACT, ADD, OUT>::run(x, weight, g, e, first, left < MR ? left : MR, channel, out);
+    Tile<MR, NB, TAIL, ACT, ADD, OUT>::run(x, weight, ahead, g, e, first, left < MR ? left : MR, channel, out);
   }
 }
 
+// Pixels that are read for all channels before the next ones: their input stays in the second-level cache.
+static inline int64_t pixels_together(const Geometry& g, int64_t rows, int64_t threads) {
+  constexpr int64_t cached = 1 << 18;  // bytes
+  const int64_t pixels = g.n * g.oh * g.ow, share = (pixels + threads - 1) / threads;
+  const int64_t most = cached / (g.c * g.sh * g.sw), group = most < rows ? rows : most < share ? most : share;
+  return (group + rows - 1) / rows * rows;
+}
+
 // A convolution, or a linear layer over pixels. Output channels in `blocks` blocks of NB * LANES, of which the last
-// has LAST * LANES and of these the last register TAIL; pixels in groups whose input stays in the cache.
+// has LAST * LANES and of these the last register TAIL.
 template <int MR, int NB, int LAST, int TAIL, int ACT, bool ADD, typename OUT>
 static void convolution(
-    const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, int64_t blocks, int64_t group,
+    const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, int64_t blocks, int64_t threads,
     OUT* out) {
-  const int64_t pixels = g.n * g.oh * g.ow, groups = (pixels + group - 1) / group;
+  const int64_t pixels = g.n * g.oh * g.ow, group = pixels_together(g, MR, threads);
+  const int64_t groups = (pixels + group - 1) / group;
   const int64_t size = ((g.run + 3) & ~int64_t(3)) * g.kh * g.kw * NB * LANES * WEIGHT_BYTES;
 #ifdef BACKQUANT_THREADS
 #pragma omp parallel for collapse(2)
@@ -363,10 +396,14 @@ static void convolution(
   for (int64_t place = 0; place < groups; place++)
     for (int64_t n = 0; n < blocks; n++) {
       const int64_t begin = place * group, end = begin + group < pixels ? begin + group : pixels;
-      if (n < blocks - 1)
-        block<MR, NB, LANES, ACT, ADD, OUT>(x, weight + n * size, g, e, n * NB * LANES, begin, end, out);
-      else
-        block<MR, LAST, TAIL, ACT, ADD, OUT>(x, weight + n * size, g, e, n * NB * LANES, begin, end, out);
+      const int8_t* own = weight + n * size;
+      if (n < blocks - 1) {
+        const Later later{own + size, n < blocks - 2 ? size : size / NB * LAST};
+        block<MR, NB, LANES, ACT, ADD, OUT>(x, own, later, g, e, n * NB * LANES, begin, end, out);
+      } else {
+        const Later later{weight, blocks > 1 && end < pixels ? size : 0};
+        block<MR, LAST, TAIL, ACT, ADD, OUT>(x, own, later, g, e, n * NB * LANES, begin, end, out);
+      }
     }
 }
 

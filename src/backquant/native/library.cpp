@@ -152,7 +152,7 @@ void in_parallel(int64_t count, int64_t work, Part part) {
 
 // ---- matrix products
 
-using Accumulate = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, bool, Ints*);
+using Accumulate = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, bool, Ahead, Ints*);
 
 // Pixels at a time, by registers for channels: as many sums as registers hold beside what is multiplied.
 #if BACKQUANT_LANES == 16
@@ -264,17 +264,13 @@ int64_t rows_for(int64_t pixels, int64_t columns) {
   return best;
 }
 
-constexpr int64_t CACHED = 1 << 17;  // bytes of input that stay in the second-level cache while all channels read them
-
 template <typename OUT>
 void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e, OUT* out) {
   const int64_t pixels = g.n * g.oh * g.ow, taps = g.kh * g.kw;
   const int64_t mr = rows_for(pixels, p.columns), total = ((g.run + 3) & ~int64_t(3)) * taps;
-  int64_t group = std::max(CACHED / std::max<int64_t>(g.run * taps, 1), mr);
   uint32_t threads = 1;
   done(torch.threads(&threads));
-  group = std::min(group, (pixels + threads - 1) / threads);
-  group = (group + mr - 1) / mr * mr;
+  const int64_t group = pixels_together(g, mr, threads);
   const Accumulate sum_first = accumulator(mr, p.columns), sum_last = accumulator(mr, p.last);
   const Finish<OUT> first = finish_for<OUT>(p.columns, p.activation, e.other);
   const Finish<OUT> last = finish_for<OUT>(p.last, p.activation, e.other);
@@ -282,7 +278,13 @@ void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue&
   const int64_t work = pixels * g.run * taps * g.oc, blocks = p.count * p.groups, own = g.oc / p.groups;
   // bytes of the weights of a block, and of a group
   const int64_t size = total * p.columns * WEIGHTS / 4, all = total * ((p.count - 1) * p.columns + p.last) * WEIGHTS / 4;
-  in_parallel((pixels + group - 1) / group * blocks, work, [&](int64_t begin, int64_t end) {
+  const int64_t places = (pixels + group - 1) / group * blocks;
+  const auto weights = [&](int64_t place) -> Later {
+    const int64_t block = place % p.count;
+    const int64_t bytes = block == p.count - 1 ? size / p.columns * p.last : size;
+    return {(const int8_t*)p.at(p.weight) + place % blocks / p.count * all + block * size, bytes};
+  };
+  in_parallel(places, work, [&](int64_t begin, int64_t end) {
     const uint8_t* rows[MAX_TAPS * MOST_ROWS];
     uint8_t edge[RUNS * MOST_ROWS][256];
     Ints sums[MOST_SUMS];
@@ -294,11 +296,15 @@ void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue&
       const Finish<OUT> finish = is_last ? last : first;
       const int64_t first_channel = p.groups > 1 ? member * g.run : 0;
       const int64_t channel = member * own + block * p.columns * LANES, tail = is_last ? p.tail : LANES;
-      const int8_t* weight = (const int8_t*)p.at(p.weight) + member * all + block * size;
+      const int8_t* weight = weights(place).from;
+      Later later{weight, 0};
+      if (place + 1 < end && blocks > 1) later = weights(place + 1);
+      Ahead ahead = later.shared((to - from + mr - 1) / mr, total / 4);
       for (int64_t pixel = from; pixel < to; pixel += mr) {
         const int64_t found = std::min(mr, to - pixel);
         const bool safe = addresses(x + first_channel, g, pixel, found, mr, rows, edge, x_end);
-        sum(rows, taps, g.run, weight, safe, sums);
+        sum(rows, taps, g.run, weight, safe, ahead, sums);
+        ahead.from += ahead.step * (total / 4);
         const int64_t at = pixel * g.oc + channel;
         finish(sums, e, found, tail, g.oc, e.other ? e.other + at : nullptr, channel, out + at);
       }

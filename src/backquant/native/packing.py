@@ -18,7 +18,6 @@ _RUNS, _EDGE = 8, 256  # RUNS of kernels.h, and the bytes of each
 _SPAN = 16  # SPAN of kernels.h
 _NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
 _ROWS = {1: 14, 2: 12, 3: 8, 4: 6}  # pixels at a time, by registers for channels: 24 sums at most
-_CACHED = 1 << 17  # bytes of input that stay in the second-level cache while all channels read them
 _PART = 1 << 18  # numbers that are summed in one call
 _TILE_ROWS, _TILE_BYTES = 32, 64  # of AMX: two tiles of 16 pixels at a time
 _COPY = 4  # cycles for one tap of a pixel that is gathered
@@ -69,36 +68,31 @@ AVX512_LAYOUT = Layout()
 @dataclass(frozen=True)
 class Blocks:
     """``rows`` pixels times ``columns`` registers of channels at a time; ``count`` blocks of channels, of
-    which the last has ``last`` registers, and the last of these ``tail`` channels. ``group``: pixels that are
-    read for all channels before the next ones."""
+    which the last has ``last`` registers, and the last of these ``tail`` channels."""
 
     rows: int
     columns: int
     count: int
     last: int
     tail: int
-    group: int
 
     @classmethod
-    def of(cls, rows: int, columns: int, channels: int, group: int, lanes: int = _LANES) -> Blocks:
-        """The blocks for so many channels; ``group`` is rounded up to whole ``rows``."""
+    def of(cls, rows: int, columns: int, channels: int, lanes: int = _LANES) -> Blocks:
+        """The blocks for so many channels."""
         registers = -(-channels // lanes)
         count = -(-registers // columns)
         last = registers - (count - 1) * columns
         tail = channels - (registers - 1) * lanes
-        return cls(rows, columns, count, last, tail, -(-group // rows) * rows)
+        return cls(rows, columns, count, last, tail)
 
 
-def choose_blocks(
-    pixels: int, channels: int, run: int, threads: int, lanes: int = _LANES
-) -> Blocks:
-    """The blocks for an output of so many pixels and channels; ``run``: how many integers make one sum.
-    ``lanes``: channels in a register.
+def choose_blocks(pixels: int, channels: int, lanes: int = _LANES) -> Blocks:
+    """The blocks for an output of so many pixels and channels. ``lanes``: channels in a register.
 
-    >>> choose_blocks(3136, 64, 576, 1)
-    Blocks(rows=6, columns=4, count=1, last=4, tail=16, group=228)
-    >>> choose_blocks(49, 80, 64, 1)
-    Blocks(rows=7, columns=3, count=2, last=2, tail=16, group=49)
+    >>> choose_blocks(3136, 64)
+    Blocks(rows=6, columns=4, count=1, last=4, tail=16)
+    >>> choose_blocks(49, 80)
+    Blocks(rows=7, columns=3, count=2, last=2, tail=16)
     """
     registers = -(-channels // lanes)
     columns = -(-registers // -(-registers // 4))
@@ -107,8 +101,7 @@ def choose_blocks(
         range(1, _ROWS[columns] + 1),
         key=lambda n: (-(-pixels // n) * (max(n * columns, 8) + columns), -n),
     )
-    group = max(_CACHED // max(run, 1), rows)
-    return Blocks.of(rows, columns, channels, min(group, -(-pixels // threads)), lanes)
+    return Blocks.of(rows, columns, channels, lanes)
 
 
 def reads_rows(weight: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -156,10 +149,10 @@ def choose_tiles(channels: int) -> Blocks:
     """The blocks for so many channels by AMX.
 
     >>> choose_tiles(80)
-    Blocks(rows=32, columns=2, count=3, last=1, tail=16, group=32)
+    Blocks(rows=32, columns=2, count=3, last=1, tail=16)
     """
     columns = min(-(-channels // _LANES), 2)
-    return Blocks.of(_TILE_ROWS, columns, channels, _TILE_ROWS)
+    return Blocks.of(_TILE_ROWS, columns, channels)
 
 
 def row_sums(weight: torch.Tensor) -> torch.Tensor:
@@ -176,7 +169,7 @@ def row_sums(weight: torch.Tensor) -> torch.Tensor:
 def pack(weight: torch.Tensor, blocks: Blocks, layout: Layout = AVX512_LAYOUT) -> torch.Tensor:
     """int8 ``[channels, taps, run]`` as ``convolution`` reads it; what is missing is zero.
 
-    >>> blocks = choose_blocks(1, 2, 3, 1)
+    >>> blocks = choose_blocks(1, 2)
     >>> pack(torch.tensor([[[1, 2, 3]], [[4, 5, 6]]], dtype=torch.int8), blocks)[:8].tolist()
     [1, 2, 3, 0, 4, 5, 6, 0]
     """

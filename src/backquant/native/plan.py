@@ -161,8 +161,7 @@ def _blocks(shape: Shape, layout: Layout) -> tuple[Blocks, int]:
         step = tap_step(taps, run, channels)
         if step is not None:
             return choose_tiles(channels), step
-    row = deep * height * width
-    return choose_blocks(1, channels // members, row, 1, layout.lanes), 0
+    return choose_blocks(1, channels // members, layout.lanes), 0
 
 
 def _is_large(steps: torch.Tensor) -> bool:

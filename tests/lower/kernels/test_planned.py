@@ -76,6 +76,13 @@ def test_a_batch_gives_what_its_images_give() -> None:
     assert kernel(x[:0]).shape == (0, 48, 12, 13)
 
 
+def test_more_than_the_cache_holds() -> None:
+    """Several groups of pixels, for each of which the weights of all blocks are read again."""
+    config = ConvConfig(*STEPS, 1, 0.05, 9, 0.8, 3, torch.uint8)
+    kernel, x = OnednnConv(config, tensors(144, 48, 3, 3)), bytes_of(5, 48, 60, 60)
+    assert torch.equal(kernel(x), torch.cat([kernel(image) for image in x.split(1)]))
+
+
 def test_lines_are_images_of_one_line() -> None:
     config = ConvConfig((2,), (1,), (1,), 1, 0.05, 9, 1.0, 0, torch.float32)
     kernel, x = OnednnConv(config, tensors(20, 12, 3)), bytes_of(2, 12, 33)

@@ -37,7 +37,7 @@ class Product:
         threads = torch.get_num_threads()
         step = tap_step(count, run, channels) if pixels >= _FEWEST and has_tiles() else None
         if step is None:
-            blocks = choose_blocks(pixels, channels, count * run, threads)
+            blocks = choose_blocks(pixels, channels)
         else:
             blocks = choose_tiles(channels)
         return cls(pack(taps, blocks), blocks, step, threads)
@@ -51,6 +51,6 @@ class Product:
         b = self.blocks
         parts = f"{b.columns}, {b.last}, {b.tail}, backquant::{activation}, {str(adds).lower()}, {ctype}"
         if self.step is None:
-            return f"backquant::convolution<{b.rows}, {parts}>(x, weight, g, e, {b.count}, {b.group}, out);"
+            return f"backquant::convolution<{b.rows}, {parts}>(x, weight, g, e, {b.count}, {self.threads}, out);"
         sizes = f"{b.count}, {self.threads}, {self.step}"
         return f"backquant::tiled_convolution<{parts}>(x, weight, g, e, {sizes}, out);"
