@@ -142,6 +142,10 @@ def image_results(
     run = run or torch.ops.backquant_kernels
     x, gate = _integers(size, generator), _integers((*size[:2], 1, 1), generator)
     yield "average", run.averaged(x), x.double().mean((2, 3), keepdim=True)
+    tall, wide = size[2] > 2, size[3] > 1
+    window = ((3 if tall else 1, 2 if wide else 1), (2, 1), (1 if tall else 0, 1 if wide else 0))
+    found = run.maxima(x, *window[0], *window[1], *window[2], True)
+    yield "maxima", found, F.max_pool2d(x.double(), *window, ceil_mode=True)
     value = (x.double() - 120) * (gate.double() - 30) * 0.00713 + 55
     yield "gate", run.gated(x, gate, 120.0, 30.0, 0.00713, 55.0, 3), value.clamp(min=3)
     numbers = torch.randn(2, size[1] + 16, generator=generator)

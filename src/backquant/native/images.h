@@ -1,5 +1,5 @@
 // What images meet between convolutions: 8-bit integers joined and scaled by channel, times one number a channel, their
-// means; entries of a table; floats as integers, plane by plane, and times one number a channel. Images are [batch,
+// means and maxima; entries of a table; floats as integers, plane by plane, and times one number a channel. Images are [batch,
 // height, width, channels].
 #ifndef BACKQUANT_IMAGES
 #define BACKQUANT_IMAGES
@@ -159,6 +159,45 @@ static void average(const uint8_t* x, int64_t images, int64_t pixels, int64_t ch
       const Bytes bytes = narrowed(sums[0], sums[1], sums[2], sums[3]);
       store_first(out + image * channels + at, bytes, left < WIDTH ? left : WIDTH);
     }
+}
+
+// The windows of a max pooling along one side of an image, which may end beyond it.
+struct Windows {
+  int64_t length, taps, step, padding;
+
+  // Of the window at `place`, the first element inside of the image and the one behind the last.
+  int64_t first(int64_t place) const { return place * step < padding ? 0 : place * step - padding; }
+  int64_t end(int64_t place) const {
+    const int64_t found = place * step - padding + taps;
+    return found < length ? found : length;
+  }
+};
+
+// One row of a max pooling: maxima over rows of the image, then over their columns. tall: room for a row of the image,
+// and a register more; out: [width, channels]. No window is empty.
+BACKQUANT_APART static void pool_row(
+    const uint8_t* image, const Windows& rows, const Windows& columns, int64_t channels, int64_t row, int64_t width,
+    uint8_t* __restrict tall, uint8_t* out) {
+  const int64_t size = columns.length * channels;
+  const uint8_t* __restrict from = image + rows.first(row) * size;
+  memcpy(tall, from, size);
+  for (int64_t i = rows.first(row) + 1; i < rows.end(row); i++) {
+    from += size;
+    for (int64_t k = 0; k < size; k++) tall[k] = from[k] > tall[k] ? from[k] : tall[k];
+  }
+  const uint8_t* end = out + width * channels;
+  for (int64_t place = 0; place < width; place++, out += channels) {
+    const int64_t first = columns.first(place), last = columns.end(place);
+    for (int64_t at = 0; at < channels; at += WIDTH) {
+      Bytes most = load(tall + first * channels + at);
+      for (int64_t i = first + 1; i < last; i++) most = larger(most, load(tall + i * channels + at));
+      const int64_t left = channels - at;
+      if (left >= WIDTH || out + at + WIDTH <= end)  // what is too much belongs to pixels that follow
+        store(out + at, most);
+      else
+        store_first(out + at, most, left);
+    }
+  }
 }
 
 // Floats as integers: a whole number of steps, then the zero point, as in the reference model.

@@ -87,7 +87,8 @@ BACKQUANT_INLINE Floats where_negative(Floats x, Floats then) { return vbslq_f32
 // ---- integers
 
 BACKQUANT_INLINE Ints subtract(Ints a, Ints b) { return vsubq_s32(a, b); }
-BACKQUANT_INLINE Bytes limited(Bytes x, Bytes least, Bytes most) { return vminq_u8(vmaxq_u8(x, least), most); }
+BACKQUANT_INLINE Bytes larger(Bytes x, Bytes y) { return vmaxq_u8(x, y); }
+BACKQUANT_INLINE Bytes limited(Bytes x, Bytes least, Bytes most) { return vminq_u8(larger(x, least), most); }
 // The sums of neighbouring lanes, those of a before those of b.
 BACKQUANT_INLINE Ints pairs_added(Ints a, Ints b) { return vpaddq_s32(a, b); }
 

@@ -189,8 +189,9 @@ BACKQUANT_INLINE void store_first(uint8_t* to, Bytes x, int64_t count) {
 }
 
 BACKQUANT_INLINE Bytes bytes_everywhere(int x) { return BACKQUANT_NAME(set1_epi8)((char)x); }
+BACKQUANT_INLINE Bytes larger(Bytes x, Bytes y) { return BACKQUANT_NAME(max_epu8)(x, y); }
 BACKQUANT_INLINE Bytes limited(Bytes x, Bytes least, Bytes most) {
-  return BACKQUANT_NAME(min_epu8)(BACKQUANT_NAME(max_epu8)(x, least), most);
+  return BACKQUANT_NAME(min_epu8)(larger(x, least), most);
 }
 
 // The sums of neighbouring lanes; within each 128 bits those of a before those of b.

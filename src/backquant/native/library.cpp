@@ -573,6 +573,34 @@ void averaged(Value* stack, uint64_t, uint64_t) {
   stack[0] = out.given();
 }
 
+// Along one side; as many windows as PyTorch has, which lets the last begin inside of the image only.
+int64_t count_windows(const Windows& w, bool ceil) {
+  const bool sound = w.taps > 0 && w.step > 0 && w.padding >= 0 && w.padding * 2 <= w.taps;
+  check(sound && w.length + 2 * w.padding >= w.taps, "no such window of a max pooling");
+  const int64_t free = w.length + 2 * w.padding - w.taps, count = (free + (ceil ? w.step - 1 : 0)) / w.step + 1;
+  return (count - 1) * w.step >= w.length + w.padding ? count - 1 : count;
+}
+
+void maxima(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]);
+  const Image image = image_of(x);
+  const auto side = [&](int i) -> Windows {
+    return {x.sizes()[2 + i], (int64_t)stack[1 + i], (int64_t)stack[3 + i], (int64_t)stack[5 + i]};
+  };
+  const Windows rows = side(0), columns = side(1);
+  const int64_t h = count_windows(rows, stack[7]), w = count_windows(columns, stack[7]), c = image.c;
+  const int64_t sizes[4] = {image.n, c, h, w}, strides[4] = {h * w * c, 1, w * c, c};
+  Owned out(made(4, sizes, strides, false));
+  in_parallel(image.n * h, image.n * image.pixels * c, [&](int64_t begin, int64_t end) {
+    std::vector<uint8_t> tall(columns.length * c + WIDTH);
+    for (int64_t place = begin; place < end; place++) {
+      const uint8_t* from = x.data() + place / h * image.pixels * c;
+      pool_row(from, rows, columns, c, place % h, w, tall.data(), out.data() + place * w * c);
+    }
+  });
+  stack[0] = out.given();
+}
+
 void gated(Value* stack, uint64_t, uint64_t) {
   Owned x(stack[0]), y(stack[1]);
   const Image image = image_of(x), numbers = image_of(y);
@@ -919,6 +947,7 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       "convolution_add(Tensor x, Tensor other, Tensor plan) -> Tensor",
       "linear(Tensor x, Tensor plan) -> Tensor",
       "averaged(Tensor x) -> Tensor",
+      "maxima(Tensor x, int kh, int kw, int sh, int sw, int ph, int pw, bool ceil) -> Tensor",
       "gated(Tensor x, Tensor y, float x_zero, float y_zero, float scale, float zero, int low) -> Tensor",
       "rescaled(Tensor x, Tensor numbers, int low) -> Tensor",
       "quantized(Tensor x, float scale, int zero) -> Tensor",
@@ -941,6 +970,7 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
   if (torch.implementations("backquant_kernels", "CPU", __FILE__, __LINE__, &cpu)) return "aoti_torch_library_init_impl";
   if (torch.implement(cpu, "convolution", convolution) || torch.implement(cpu, "convolution_add", convolution_add) ||
       torch.implement(cpu, "linear", linear) || torch.implement(cpu, "averaged", averaged) ||
+      torch.implement(cpu, "maxima", maxima) ||
       torch.implement(cpu, "gated", gated) || torch.implement(cpu, "rescaled", rescaled) ||
       torch.implement(cpu, "quantized", quantized) || torch.implement(cpu, "quantized_product", quantized_product) ||
       torch.implement(cpu, "quantized_planes", quantized_planes) || torch.implement(cpu, "looked_up", looked_up) ||

@@ -40,7 +40,7 @@ _PACKAGE = "backquant_kernels"
 _NAMESPACE = "backquant_kernels"
 _NEEDED = "the kernels need Linux and a CPU with AVX2 at least, or an ARM one of 64 bits"
 _OPERATORS = (
-    *("convolution", "convolution_add", "linear", "averaged", "gated", "rescaled"),
+    *("convolution", "convolution_add", "linear", "averaged", "maxima", "gated", "rescaled"),
     *("quantized", "quantized_product", "quantized_planes", "looked_up", "shuffled"),
     *("joined", "joined_rescaled"),
     *("attention", "attention_biased", "attention_biased_twice"),

@@ -1,10 +1,12 @@
 """Images of 8-bit integers between convolutions by the library of kernels (``backquant.native``), where it is
-here: means, products with one number a channel, and batch norms.
+here: means, maxima, products with one number a channel, and batch norms.
 
 Each function returns None for what the library does not compute; the caller then runs PyTorch's kernels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -26,6 +28,21 @@ def averaged(x: torch.Tensor) -> torch.Tensor | None:
     True
     """
     return torch.ops.backquant_kernels.averaged.default(_last(x)) if _is_image(x) else None
+
+
+def maxima(
+    x: torch.Tensor, window: tuple[Sequence[int], Sequence[int], Sequence[int]], ceil_mode: bool
+) -> torch.Tensor | None:
+    """The maxima of each channel in windows, ``[batch, channels, rows, columns]``; ``window``: their sizes,
+    steps and padding, two numbers each.
+
+    >>> maxima(torch.ones(1, 1, 2, 2), ([2, 2], [2, 2], [0, 0]), False) is None  # floats
+    True
+    """
+    if not _is_image(x):
+        return None
+    numbers = [number for pair in window for number in pair]
+    return torch.ops.backquant_kernels.maxima.default(_last(x), *numbers, ceil_mode)  # type: ignore[no-any-return]
 
 
 # size: three tensors and their qparams

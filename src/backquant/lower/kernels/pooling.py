@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from backquant.errors import InputError
-from backquant.lower.kernels.images import averaged
-from backquant.lower.kernels.separable_pooling import is_separable, separable_max_pool
+from backquant.lower.kernels.images import averaged, maxima
+from backquant.lower.kernels.separable_pooling import has_windows, is_separable, separable_max_pool
 from backquant.lower.kernels.views import as_quantized_image, integer_view
 
 _max_pool2d = torch.ops.quantized.max_pool2d.default
@@ -53,8 +53,12 @@ def max_pool2d(
     >>> max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False).item()
     5
     """
-    if list(dilation) == [1, 1] and is_separable(x, kernel_size, padding):
-        return separable_max_pool(x, kernel_size, stride, padding, ceil_mode)
+    if list(dilation) == [1, 1] and has_windows(x, kernel_size, padding):
+        found = maxima(x, (kernel_size, stride, padding), ceil_mode)
+        if found is not None:
+            return found
+        if is_separable(x, kernel_size, padding):
+            return separable_max_pool(x, kernel_size, stride, padding, ceil_mode)
     q = as_quantized_image(x, 1.0, 0)
     return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
 

@@ -24,10 +24,20 @@ def is_separable(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequence[
     >>> [is_separable(torch.empty(1, n, 8, 8), *window) for n in (24, 32, 64, 72, 100)]
     [True, False, False, True, False]
     """
-    if x.dim() != 4 or not x.numel() or max(kernel_size) > _TAPS:
+    if max(kernel_size) > _TAPS or not has_windows(x, kernel_size, padding):
         return False
-    fits = all(n + 2 * p >= k for n, p, k in zip(x.shape[2:], padding, kernel_size, strict=True))
-    return fits and (x.shape[1] % _AT_A_TIME) * _REST > x.shape[1]
+    return (x.shape[1] % _AT_A_TIME) * _REST > x.shape[1]
+
+
+def has_windows(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether windows of this size fit into the images of ``x``, of which there is one at least.
+
+    >>> [has_windows(torch.empty(1, 2, 3, 3), [size, size], [0, 0]) for size in (3, 4)]
+    [True, False]
+    """
+    if x.dim() != 4 or not x.numel():
+        return False
+    return all(n + 2 * p >= k for n, p, k in zip(x.shape[2:], padding, kernel_size, strict=True))
 
 
 # size: the arguments of quantized::max_pool2d without dilation.

@@ -36,10 +36,7 @@ class Product:
         channels, count, run = taps.shape
         threads = torch.get_num_threads()
         step = tap_step(count, run, channels) if pixels >= _FEWEST and has_tiles() else None
-        if step is None:
-            blocks = choose_blocks(pixels, channels)
-        else:
-            blocks = choose_tiles(channels)
+        blocks = choose_blocks(pixels, channels) if step is None else choose_tiles(channels)
         return cls(pack(taps, blocks), blocks, step, threads)
 
     @property
@@ -50,7 +47,7 @@ class Product:
         """The call in C++."""
         b = self.blocks
         parts = f"{b.columns}, {b.last}, {b.tail}, backquant::{activation}, {str(adds).lower()}, {ctype}"
+        sizes = f"{b.count}, {self.threads}"
         if self.step is None:
-            return f"backquant::convolution<{b.rows}, {parts}>(x, weight, g, e, {b.count}, {self.threads}, out);"
-        sizes = f"{b.count}, {self.threads}, {self.step}"
-        return f"backquant::tiled_convolution<{parts}>(x, weight, g, e, {sizes}, out);"
+            return f"backquant::convolution<{b.rows}, {parts}>(x, weight, g, e, {sizes}, out);"
+        return f"backquant::tiled_convolution<{parts}>(x, weight, g, e, {sizes}, {self.step}, out);"
