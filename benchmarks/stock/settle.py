@@ -35,6 +35,8 @@ def settle(model: nn.Module, sample: Callable[..., Any], batch: int = 8) -> nn.M
     1. Scales of residual branches that start near zero become 0.5, batch norms that start at zero 1, and
        layers that start at zero get random weights: untrained, they would hide everything before them.
     2. Batch norms get the statistics of one sample of ``batch``, so that values stay in range.
+    3. Those whose inputs vary by less than their epsilon (weights that start small) get factors that make up
+       for it: layer by layer, values would vanish.
     """
     _wake(model)
     model.eval()
@@ -43,11 +45,23 @@ def settle(model: nn.Module, sample: Callable[..., Any], batch: int = 8) -> nn.M
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.train().momentum = None  # the mean over all batches
+        hooks = [norm.register_forward_pre_hook(_raise) for norm in norms]
         with torch.no_grad():
             call(model, sample(batch))
+        for hook in hooks:
+            hook.remove()
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.eval().momentum = momentum
     return model
+
+
+def _raise(norm: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    """Rule 3."""
+    assert isinstance(norm, _BatchNorm)
+    varies = args[0].transpose(0, 1).flatten(1).var(1, unbiased=False)
+    if norm.weight is not None and varies.median() < norm.eps:
+        factors = ((varies + norm.eps) / varies).sqrt()
+        norm.weight.copy_(factors.where(varies > 0, torch.ones(())))
 
 
 @torch.no_grad()

@@ -34,6 +34,15 @@ def test_settle() -> None:
     assert model.norm.momentum == nn.BatchNorm2d(1).momentum
 
 
+def test_values_do_not_vanish_in_an_epsilon() -> None:
+    """As in the EfficientNet of transformers, which gave 1e-34."""
+    layers = [part for _ in range(4) for part in (nn.Linear(6, 6), nn.BatchNorm1d(6, eps=1e-3))]
+    for layer in layers[::2]:
+        nn.init.normal_(layer.weight, std=1e-3)
+    model = settle(nn.Sequential(*layers), lambda batch: torch.randn(batch, 6))
+    assert model(torch.randn(16, 6)).std() > 0.3
+
+
 def test_call_leaves_its_inputs() -> None:
     inputs = {"x": torch.ones(2)}
     call(lambda x: x.add_(1), inputs)
