@@ -33,6 +33,7 @@ from backquant.backend_config import (
 )
 from backquant.backends.defaults import CHANNEL_WEIGHT, CONVOLUTIONS, QAT_CHANNEL_WEIGHT, RESHAPE
 from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
+from backquant.backends.endless import that_end
 from backquant.nn import intrinsic
 from backquant.nn.quantized import reference
 from backquant.operators import clamped, conv, conv_add, elementwise, linear, shape, spellings
@@ -88,11 +89,13 @@ def backend_config() -> BackendConfig:
         .set_qdq(rules)
         .set_backend_pattern_configs(
             [
-                *(e for d in DIMENSIONS for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
-                *conv_add.entries([STATIC]),
+                *that_end(
+                    e for d in DIMENSIONS for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])
+                ),
+                *that_end(conv_add.entries([STATIC])),
                 *linear.entries([STATIC, DYNAMIC]),
-                *clamped.entries([STATIC], dimensions=DIMENSIONS),
-                *admit(_activated(), [STATIC]),
+                *that_end(clamped.entries([STATIC], dimensions=DIMENSIONS)),
+                *that_end(admit(_activated(), [STATIC])),
                 *elementwise.binary_entries([VALUES], ADDITIONS),
                 *shape.cat_entries([VALUES], shape.CAT),
                 *shape.sharing_entries([VALUES], SHARING),

@@ -45,6 +45,7 @@ from backquant.backends.deployed import (
     tables_in_groups,
 )
 from backquant.backends.dtypes import BFLOAT16, FLOAT32
+from backquant.backends.endless import that_end
 from backquant.dtypes.tokens import INT4, UINT4
 from backquant.operators import clamped, conv, elementwise, embedding, grouped, linear, shape
 from backquant.operators.entry import admit, observed
@@ -133,7 +134,9 @@ def backend_config() -> BackendConfig:
         .set_qdq(rules)
         .set_backend_pattern_configs(
             [
-                *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
+                *that_end(
+                    e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])
+                ),
                 *(
                     entry
                     for kind in conv.TRANSPOSED.values()
@@ -142,7 +145,7 @@ def backend_config() -> BackendConfig:
                 *linear.entries([STATIC, ROUNDED_WEIGHT_ONLY, *GROUPS]),
                 *grouped.entries([STATIC]),
                 *embedding.table_entries(TABLES),
-                *clamped.entries([STATIC], GROUPS),
+                *that_end(clamped.entries([STATIC], GROUPS)),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [SIGNED]),
                 *shape.cat_entries([VALUES], shape.CAT),

@@ -12,6 +12,7 @@ from backquant.deploy.onnx.blocks import is_blocked
 from backquant.deploy.openvino.amx import check_amx
 from backquant.deploy.openvino.biases import keep_zero_biases, separate_biases
 from backquant.deploy.openvino.clamps import shift_bounds
+from backquant.deploy.openvino.endless import check_ends
 from backquant.deploy.openvino.joins import round_whole
 from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.openvino.reductions import keep_reduced_axes
@@ -46,6 +47,7 @@ class OpenVinoTarget:
         import openvino
 
         model = onnx_model(job)
+        check_ends(model.graph)
         separate_biases(model)
         shift_bounds(model)
         round_whole(model)
