@@ -38,3 +38,23 @@ def test_the_error_says_what_to_pass(capture, tmp_path) -> None:
     loaded = backquant.load(path, allow=[name])
     assert torch.equal(loaded(*batch), model(*batch))
     assert loaded(x, torch.tensor([1, 2, 4])).shape == (2, 7, 4)
+
+
+class Turned(nn.Module):
+    """``x.T`` and ``x.H``, which an export writes as operators of their own (kornia's DISK)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        value = self.layer(x)
+        return value.T, value.H, value.mT
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_transposed_matrices(capture, tmp_path) -> None:
+    x, path = torch.randn(3, 4), tmp_path / "model.bq"
+    model = backquant.quantize(Turned().eval(), x, calibration=[x], capture=capture)
+    backquant.save(model, path)
+    assert all(map(torch.equal, backquant.load(path)(x), model(x)))

@@ -53,7 +53,8 @@ cat channel_shuffle chunk clone column_stack combinations concat concatenate con
 detach_copy diag diag_embed diagflat diagonal diagonal_copy alias_copy expand_copy searchsorted
 diagonal_scatter dsplit dstack expand expand_as fill flatten flip fliplr flipud full full_like
 gather hsplit hstack index index_add index_copy index_fill index_put index_select kron lift_fresh
-lift_fresh_copy masked_scatter masked_select mH mT meshgrid moveaxis movedim narrow narrow_copy
+lift_fresh_copy masked_scatter masked_select matrix_H mH mT meshgrid moveaxis movedim narrow
+narrow_copy numpy_T unfold_copy unsafe_chunk unsafe_split unsafe_split_with_sizes sum_to_size
 native_channel_shuffle new_full new_ones new_tensor new_zeros one_hot ones ones_like pad
 constant_pad_nd permute permute_copy pixel_shuffle pixel_unshuffle ravel reflection_pad1d
 reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d
