@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import backquant
 from backquant.graph import GraphIndex, known_types
 from backquant.graph.arguments import ordered_arguments
 
@@ -45,8 +46,9 @@ def test_no_tensors_like_torch() -> None:
     for node in gm.graph.nodes:
         if node.op != "output":
             expected = all_node_args_have_no_tensors(node, modules, {})
-            # PyTorch observes half of a size, which is a number, and fails.
-            assert index.has_no_tensors(node) is (expected or node.name == "truediv"), node
+            # PyTorch observes half of a size and what is computed from x.dim(), numbers both, and fails.
+            numbers = {"truediv", "dim", "add_1"}
+            assert index.has_no_tensors(node) is (expected or node.name in numbers), node
     assert any(index.has_no_tensors(node) for node in gm.graph.nodes)
 
 
@@ -137,3 +139,19 @@ def test_ordered_arguments_of_modules() -> None:
     index = GraphIndex(fx.symbolic_trace(Net()))
     node = index.nodes["fc"]
     assert str(ordered_arguments(node, index.module_of(node))) == "(x,)"
+
+
+@pytest.mark.parametrize("read", [lambda x: x.dim() - 2, lambda x: x.ndimension() - 2])
+def test_what_is_computed_from_the_rank_is_not_observed(read) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.fc(x)
+            return self.fc(x.mean(read(x)))
+
+    x, mapping = torch.randn(2, 3, 4), backquant.get_default_qat_qconfig_mapping("x86")
+    prepared = backquant.prepare_qat_fx(Mean(), mapping, (x,), backend_config="x86")
+    assert prepared(x).shape == (2, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,3 +29,24 @@ def test_what_belongs_to_torch_and_to_this_package_is_not() -> None:
     assert not is_users(str(own / "graph" / "tracer.py"))
     assert is_users(str(own.with_name("backquant_npu") / "npu.py"))
     assert not is_users("<string>")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """The code of a graph does not import numpy: it named ``np`` (CTRL of transformers scales so)."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+            self.scale = np.sqrt(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * self.scale + np.float32(2)
+
+    x, mapping = torch.randn(2, 4), backquant.get_default_qat_qconfig_mapping("x86")
+    for prepare in (backquant.prepare_fx, backquant.prepare_qat_fx):
+        model = Scaled().train(prepare is backquant.prepare_qat_fx)
+        prepared = prepare(model, mapping, (x,), backend_config="x86")
+        numbers = {type(arg) for node in prepared.graph.nodes for arg in node.args}
+        assert numbers <= {float, torch.fx.Node}
+        prepared(x).sum().backward()

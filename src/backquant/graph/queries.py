@@ -59,7 +59,7 @@ def node_arguments(node: fx.Node) -> Iterator[Any]:
 
 
 # Methods of tensors that give sizes.
-_OF_SIZES = frozenset({"size", "numel", "nelement", "stride", "element_size"})
+_OF_SIZES = frozenset({"size", "dim", "ndimension", "numel", "nelement", "stride", "element_size"})
 
 
 class GraphIndex:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
@@ -287,6 +288,8 @@ class ModuleTracer(fx.Tracer):
         # The base class searches all parameters, or all buffers, for each use of one.
         if isinstance(a, torch.Tensor) and id(a) in self._names_of:
             return self.create_node("get_attr", self._names_of[id(a)], (), {})
+        if isinstance(a, np.generic):
+            a = a.item()  # the graph's code does not import numpy
         if not self._nested:
             self.returned = a  # the last call of create_arg is for the output node
         self._nested += 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import backquant
 from backquant.engines import onednn
 from backquant.lower import engine_info, find_engine, lower
 from backquant.lower.engine import EngineInfo
@@ -413,3 +416,39 @@ def test_packing_for_an_engine_leaves_the_process_wide_setting_alone(tools):
     for engine in ENGINES:
         _run(tools, reference, engine).graph_module(torch.randn(2, 6))
         assert torch.backends.quantized.engine == before
+
+
+class Computed(nn.Module):
+    """Numbers of a convolution that are computed from sizes (FalconMamba pads so)."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 1)
+        self.weight = nn.Parameter(torch.randn(4, 1, 3, 3))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.first(x)
+        return self.function(x, self.weight)
+
+
+@pytest.mark.parametrize("backend", ["x86", "qnnpack", "native"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, weight: F.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=4),
+        lambda x, weight: F.conv2d(x, weight, stride=(1, weight.dim() - 2), groups=x.shape[1]),
+        lambda x, weight: F.conv_transpose2d(x, weight, stride=weight.shape[-1] - 1, groups=4),
+    ],
+)
+def test_numbers_that_are_computed_are_refused(backend, function):
+    torch.manual_seed(0)
+    model, x = Computed(function).eval(), torch.randn(2, 3, 6, 6)
+    quantized = backquant.quantize(
+        model, x, backend=backend, calibration=[x], slower="keep", capture="trace"
+    )
+    rows = {row.operator: row for row in quantized.report.rows}
+    [row] = (row for name, row in rows.items() if "conv" in name)
+    assert [reason.rule for reason in row.reasons] in (["arguments"], ["no-entry"])
+    wanted, noise = model(x), model(x) - quantized(x)
+    assert wanted.square().sum() > 100 * noise.square().sum()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from backquant.dtypes import QParams
 from backquant.lower.rule import Operand, Site, operand
@@ -27,6 +28,19 @@ def bind(node: Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[
         return None
     found = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
     return found if all(name in found for name in names) else None
+
+
+def is_computed(value: Any) -> bool:
+    """Whether an argument is computed in the graph, as a whole or in parts.
+
+    >>> import torch
+    >>> graph = torch.fx.Graph()
+    >>> is_computed((1, graph.placeholder("size"))), is_computed((1, 2))
+    (True, False)
+    """
+    found: list[Node] = []
+    map_arg(value, found.append)
+    return bool(found)
 
 
 def numbers(value: int | Sequence[int], count: int) -> list[int]:

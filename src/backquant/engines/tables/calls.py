@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from backquant.engines.tables.arguments import bind, numbers, refuse_float_input
+from backquant.engines.tables.arguments import bind, is_computed, numbers, refuse_float_input
 from backquant.engines.tables.spellings import POST_OPS
 from backquant.engines.tables.weights import functional_weight, module_weight
 from backquant.lower.dynamic import dynamic_input
@@ -268,6 +268,8 @@ def _read_functional(site: Site, names: tuple[str, ...]) -> WeightedCall | Reaso
         return refuse_float_input(site) if floats else _computed(site)
     if "stride" not in names:
         return WeightedCall(x, weight, axis)
+    if any(is_computed(found[name]) for name in names[3:]):
+        return site.refuse(ReasonCode.ARGUMENTS, "sizes that are computed", "literal sizes")
     geometry = _geometry(site, found, weight.weight)
     if isinstance(geometry, Reason):
         return geometry

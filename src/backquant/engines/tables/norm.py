@@ -16,6 +16,7 @@ from backquant.engines.tables.arguments import (
     FAR_APART,
     bind,
     integer_pair,
+    is_computed,
     refuse_far_apart,
 )
 from backquant.engines.tables.spellings import RELUS
@@ -201,6 +202,6 @@ def _functional(site: Site, kind: str, names: tuple[str, ...]) -> NormCall | Rea
     if kind == "layer" and affine[0] is not None:
         size = affine[0].shape  # the same, also where it is computed (self.weight.shape)
     sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,)
-    if not all(isinstance(number, int) for number in sizes):
+    if is_computed((*sizes, found["eps"])):
         return site.refuse(ReasonCode.ARGUMENTS, "a size that is computed", "a literal size")
     return NormCall(kind, sizes, found["eps"], affine[0], affine[1])
