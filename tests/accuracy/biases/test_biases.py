@@ -163,3 +163,28 @@ def test_a_model_that_gives_one_number_for_each_row(recipe: Any) -> None:
     made = backquant.quantize(model, calibration=images(6, 1), slower="keep", recipe=recipe)
     assert made.report.extras["recipe"]["gained"][0]["proposed"] == 7
     assert made(images(1, 2)[0]).shape == (4,)
+
+
+class Named(nn.Module):
+    """Its last layer has the name that a graph gives to what is returned (pytorchcv's models)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input = nn.Conv2d(3, 8, 3)
+        self.relu = nn.ReLU()
+        self.middle = nn.Conv2d(8, 8, 3)
+        self.output = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.middle(self.relu(self.input(x)))
+        result: torch.Tensor = self.output(x.mean([2, 3]))
+        return result
+
+
+def test_a_layer_called_output() -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(8, 3, 8, 8) for _ in range(4)]
+    model = Named().eval()
+    quantized = backquant.quantize(model, calibration=batches, slower="keep")
+    wanted = model(batches[0])
+    assert (wanted - quantized(batches[0])).square().sum() < 0.01 * wanted.square().sum()

@@ -32,6 +32,7 @@ class Plan:
         self.last = last_uses((n.name, [read.name for read in n.all_input_nodes]) for n in nodes)
         self.rounded = {node.name for node in nodes if _is_rounded(node)}
         self.dequantized = {n.name for q in nodes if q.name in self.rounded for n in q.users}
+        self.output = nodes[-1].name  # not "output" where a layer is called so
 
 
 class Run:
@@ -68,7 +69,7 @@ class Run:
 
     def output(self) -> Any:
         """What the model returns, behind the last step."""
-        return self.values["output"]
+        return self.values[self.plan.output]
 
 
 def _is_rounded(node: fx.Node) -> bool:
