@@ -58,3 +58,33 @@ def test_transposed_matrices(capture, tmp_path) -> None:
     model = backquant.quantize(Turned().eval(), x, calibration=[x], capture=capture)
     backquant.save(model, path)
     assert all(map(torch.equal, backquant.load(path)(x), model(x)))
+
+
+class Drawn(nn.Module):
+    """Draws in place, which an export writes as an operator that gives a new tensor (vit_pytorch's ATS)."""
+
+    def __init__(self, draw: str, *args: float) -> None:
+        super().__init__()
+        self.layer, self.draw, self.args = nn.Linear(4, 4), draw, args
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.layer(x)
+        noise: torch.Tensor = getattr(torch.zeros_like(value), self.draw)(*self.args)
+        return value + noise
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+@pytest.mark.parametrize(
+    "draw",
+    [("uniform_",), ("normal_",), ("exponential_",), ("log_normal_",), ("geometric_", 0.5)],
+    ids=lambda draw: draw[0],
+)
+def test_what_is_drawn_in_place(capture, draw, tmp_path) -> None:
+    x, path = torch.randn(3, 4), tmp_path / "model.bq"
+    model = backquant.quantize(Drawn(*draw).eval(), x, calibration=[x], capture=capture)
+    backquant.save(model, path)
+    loaded, drawn = backquant.load(path), []
+    for each in (model, loaded):
+        torch.manual_seed(0)
+        drawn.append(each(x))
+    assert torch.equal(*drawn)

@@ -92,7 +92,7 @@ gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_
 multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss nll_loss nll_loss_nd nll_loss2d
 cross_entropy_loss poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
 feature_alpha_dropout bernoulli multinomial normal rand rand_like randint randint_like randn
-randn_like randperm
+randn_like randperm uniform exponential normal_functional log_normal cauchy geometric random
 """)
 _NUMBERS = _words("""
 can_cast finfo iinfo is_complex is_floating_point is_nonzero is_same_size is_signed is_tensor
@@ -115,7 +115,8 @@ _IN_PLACE = frozenset(
         *_POINTWISE,
         *_words("copy fill zero cumsum cumprod index_add index_copy index_fill index_put"),
         *_words("masked_scatter scatter scatter_add scatter_reduce clamp tril triu renorm"),
-        *_words("bernoulli normal uniform random fill_diagonal"),
+        *_words("bernoulli normal uniform random exponential log_normal cauchy geometric"),
+        "fill_diagonal",
     ]
     if not name.startswith("_")
 )
