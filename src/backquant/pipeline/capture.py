@@ -145,7 +145,7 @@ def traced_with_example(
 
     The notes say what was held, and ``why`` a trace without them was not taken. Raises ``CaptureError``.
     """
-    captured = _checked_views(_traced(custom, model, capturing, with_example=True), False)
+    captured = _checked_views(_traced(custom, model, capturing, capturing.example_inputs), False)
     note = f"traced with the sizes and flags of the example inputs; a trace without them {why}"
     return replace(captured, notes=(note, *captured.notes))
 
@@ -212,7 +212,7 @@ def _traced(
     custom: PrepareCustomConfig | None,
     model: nn.Module,
     capturing: Capturing,
-    with_example: bool = False,
+    example_inputs: Any = None,
 ) -> Captured:
     custom_matching = CustomMatching.of(custom)
     custom_matching.check(model)
@@ -224,7 +224,7 @@ def _traced(
         non_traceable_classes=custom_matching.untraced_classes | capturing.leaf_classes,
         preserved_attributes=() if custom is None else custom.preserved_attributes,
         decomposition=_decomposition(custom_matching, model, capturing),
-        example_inputs=capturing.example_inputs if with_example else None,
+        example_inputs=example_inputs,
     )
     if capturing.decompose and not model.training:
         inline_wrapped(captured.module, captured.scopes, capturing.whole_functions)
