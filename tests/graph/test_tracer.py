@@ -50,3 +50,40 @@ def test_numbers_of_numpy_are_numbers() -> None:
         numbers = {type(arg) for node in prepared.graph.nodes for arg in node.args}
         assert numbers <= {float, torch.fx.Node}
         prepared(x).sum().backward()
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, decides: bool) -> None:
+        super().__init__()
+        self.decides, self.linear = decides, torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.decides and x.sum() > 1e9:
+            return x
+        return self.linear(x)
+
+
+class Tries(torch.nn.Module):
+    """Calls its layers with an argument, and without where they have none (speechbrain's x-vectors)."""
+
+    def __init__(self, decides: bool) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Layer(False), Layer(decides)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            try:
+                x = block(x, lengths=None)
+            except TypeError:
+                x = block(x)
+        return x
+
+
+def test_calls_whose_failure_the_model_catches() -> None:
+    x = torch.randn(2, 4)
+    model = torch.nn.Sequential(Tries(False)).eval()
+    assert backquant.quantize(model, x, calibration=[x], slower="keep").report.coverage == 1.0
+    failing = torch.nn.Sequential(Tries(True)).eval()
+    with pytest.raises(backquant.CaptureError, match=r"module '0.blocks.1'") as raised:
+        backquant.quantize(failing, x, calibration=[x], capture="trace")
+    assert "['0.blocks.1']" in str(raised.value.fix)

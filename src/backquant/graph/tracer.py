@@ -143,6 +143,7 @@ class ModuleTracer(fx.Tracer):
         self._autowrap_search.append(rnn)
         self.scope = FxScope("", None)
         self.failed_path: str | None = None
+        self._failure: Exception | None = None
         self.returned: Any = None
         self.changed: set[fx.Node] = set()
         self._nested = 0
@@ -232,15 +233,18 @@ class ModuleTracer(fx.Tracer):
             return forward(*args, **kwargs)
         path = self._path_or_empty(m) if self._forms else ""
         form = self._forms.get(path)
+        open_calls = len(self.module_stack)
         try:
             if id(m) in self._hooked:
                 return self._call_hooked(m, forward, args, kwargs)
             if form is None:
                 return super().call_module(m, forward, args, kwargs)
             return self._call_form(m, form, args, kwargs)
-        except Exception:
-            if self.failed_path is None:
-                self.failed_path = self._path_or_empty(m)
+        except Exception as error:
+            if error is not self._failure:  # the innermost; a model may have caught the one before
+                self._failure, self.failed_path = error, self._path_or_empty(m)
+            while len(self.module_stack) > open_calls:  # what torch leaves where a model goes on
+                self.module_stack.popitem()
             raise
 
     def _is_made_in_forward(self, m: nn.Module) -> bool:
