@@ -11,7 +11,7 @@ that are quantized alike share a process, which is ended, with all that it start
 than ``--limit``; the others go on in a new one. Each result is appended to the file of results (JSON lines)
 as soon as it is there, and what the file holds is not run again, unless ``--again ok,failed,timeout,died``
 names its outcome: a run can be stopped and gone on with at any time. The last result of a cell counts; cells
-that the file does not hold stay as the page has them.
+that the file does not hold stay as the page has them. ``--missing`` leaves out cells that the page has.
 Exit status 1: a cell failed that ``tests/stock/known_failures.yaml`` does not list, or a listed one works.
 """
 
@@ -160,11 +160,13 @@ def read(path: Path) -> dict[tuple[str, str], Row]:
 def wanted(chosen: argparse.Namespace) -> Iterator[tuple[Entry, list[str]]]:
     """The cells to run: roads of one setup together, setup by setup in the order of ``--roads``."""
     done = read(chosen.results)
+    shown = rows_of(chosen.out.read_text(encoding="utf-8")) if chosen.missing else {}
     for setup in dict.fromkeys(SETUPS[road] for road in chosen.roads):
         together = [road for road in chosen.roads if SETUPS[road] == setup]
         for entry in filter(lambda entry: _is_chosen(entry, chosen), catalogue().values()):
             rows = {road: done.get((entry.name, road)) for road in together}
             roads = [r for r, row in rows.items() if not row or row["outcome"] in chosen.again]
+            roads = [road for road in roads if (entry.name, road) not in shown]
             if roads:
                 yield entry, roads
 
@@ -215,6 +217,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=comma, help="parts of names, separated by commas")
     parser.add_argument("--families", type=comma, help=", ".join(FAMILIES))
     parser.add_argument("--tested", action="store_true", help="only models of tests/stock_cells.py")
+    parser.add_argument("--missing", action="store_true", help="only cells that the page has not")
     parser.add_argument("--again", type=comma, default=[], help="outcomes that are run again")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for a cell")
     parser.add_argument("--budget", type=float, help="seconds after which no cell is begun")

@@ -87,6 +87,16 @@ def test_a_run_goes_on_where_the_last_one_stopped(tool, monkeypatch, tmp_path) -
     assert left("--tested") == []
 
 
+def test_cells_that_the_page_has_are_left_out(tool, tmp_path) -> None:
+    page = tmp_path / "models.md"
+    page.write_text("| model | x86 |\n| --- | --- |\n| rtdl.ResNet | 100% · 120 · 1.1× |\n")
+    given = ["--out", str(page), "--results", str(tmp_path / "none"), "--only", "rtdl.ResNet"]
+    options = tool.options_of([*given, "--roads", "kernels,saved", "--missing"])
+    assert [(entry.name, roads) for entry, roads in tool.wanted(options)] == [
+        ("rtdl.ResNet", ["saved"])
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"), [(["--roads", "sea"], "sea"), (["--families", "cnn"], "cnn")]
 )
