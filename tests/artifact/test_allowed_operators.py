@@ -88,3 +88,21 @@ def test_what_is_drawn_in_place(capture, draw, tmp_path) -> None:
         torch.manual_seed(0)
         drawn.append(each(x))
     assert torch.equal(*drawn)
+
+
+class Distinct(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        value = self.layer(x)
+        return value, torch.unique(value.mul(4).round())
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_distinct_values(capture, tmp_path) -> None:
+    x, path = torch.randn(3, 4), tmp_path / "model.bq"
+    model = backquant.quantize(Distinct().eval(), x, calibration=[x], capture=capture)
+    backquant.save(model, path)
+    assert all(map(torch.equal, backquant.load(path)(x), model(x)))

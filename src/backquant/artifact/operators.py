@@ -43,7 +43,8 @@ _REDUCTIONS = _words("""
 all amax amin aminmax any argmax argmin argsort argwhere count_nonzero cummax cummin cumprod cumsum
 cumulative_trapezoid diff dist kthvalue logcumsumexp logsumexp max mean median min mode msort
 nanmean nanmedian nansum nonzero norm prod quantile nanquantile renorm sort std std_mean sum topk
-trapezoid trapz unique unique_consecutive var var_mean vector_norm matrix_norm softmax log_softmax
+trapezoid trapz unique _unique2 unique_dim unique_consecutive var var_mean vector_norm matrix_norm
+softmax log_softmax
 softmin gumbel_softmax _softmax _log_softmax _safe_softmax normalize cosine_similarity
 pairwise_distance cdist pdist histc bucketize
 """)
