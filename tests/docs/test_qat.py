@@ -13,16 +13,44 @@ from torch import nn
 
 import backquant
 
+CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGE = (Path(__file__).parents[2] / "docs" / "qat.md").read_text(encoding="utf-8")
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code = CODE.findall(PAGE)[0]
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, "docs/qat.md", "exec"), names)
     percent, kernels = re.findall(r"\d+", capsys.readouterr().out)
     assert int(percent) > 80
     assert int(kernels) == len(names["quantized"].kernels) > 2
+
+
+class Normed(nn.Module):
+    """A norm as the decoders of transformers write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def test_norms_that_are_written_out() -> None:
+    """NaN with what PyTorch asks for by default, numbers with the mapping of the page."""
+    names: dict[str, Any] = {"backquant": backquant}
+    exec(compile(CODE.findall(PAGE)[1], "docs/qat.md", "exec"), names)
+    torch.manual_seed(0)
+    x = torch.randn(64, 8) * torch.logspace(-3, 0, 64).unsqueeze(1)
+    default = backquant.get_default_qat_qconfig_mapping("x86")
+    finite = []
+    for mapping in (default, names["mapping"]):
+        prepared = backquant.prepare_qat_fx(
+            Normed().train(), mapping, (x,), backend_config=backquant.get_backend_config("x86")
+        )
+        finite.append(bool(prepared(x).isfinite().all()))
+    assert finite == [False, True]
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(nn\.[\w.]*qat\.\w+)`", PAGE))))
