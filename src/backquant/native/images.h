@@ -1,6 +1,6 @@
 // What images meet between convolutions: 8-bit integers joined and scaled by channel, times one number a channel, their
-// means and maxima; entries of a table; floats as integers, plane by plane, and times one number a channel. Images are [batch,
-// height, width, channels].
+// means and maxima; entries of a table; floats as integers, plane by plane, and times one number a channel. Images are
+// [batch, height, width, channels].
 #ifndef BACKQUANT_IMAGES
 #define BACKQUANT_IMAGES
 #include "lanes.h"

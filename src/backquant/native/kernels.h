@@ -226,8 +226,8 @@ static inline __attribute__((always_inline)) bool addresses(
   return true;
 }
 
-// What is read later, to be in the second-level cache by then: `step` bytes further at each turn of a loop, or 0. The
-// address may be any: where nothing is, nothing is fetched.
+// What is read later, to be in the cache by then: `step` bytes further at each turn of a loop, or 0. The address may be
+// any: where nothing is, nothing is fetched.
 struct Ahead {
   const int8_t* from;
   int64_t step;
