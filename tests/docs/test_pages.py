@@ -39,7 +39,7 @@ ELSEWHERE = {
     "docs/extending.md": {"tests/examples": [*range(8)]},
     "docs/migrating.md": {"tests/migrate": [0, 1]},
     "docs/patterns.md": {"test_patterns": [*range(5)]},
-    "docs/qat.md": {"test_qat": [0]},
+    "docs/qat.md": {"test_qat": [0, 1]},
     "docs/vendors.md": {"test_vendors": [0, 1, 2]},
 }
 #: What is not run as it is written, and why: all are about time.
