@@ -52,14 +52,6 @@ class Turned(nn.Module):
         return value.T, value.H, value.mT
 
 
-@pytest.mark.parametrize("capture", ["trace", "export"])
-def test_transposed_matrices(capture, tmp_path) -> None:
-    x, path = torch.randn(3, 4), tmp_path / "model.bq"
-    model = backquant.quantize(Turned().eval(), x, calibration=[x], capture=capture)
-    backquant.save(model, path)
-    assert all(map(torch.equal, backquant.load(path)(x), model(x)))
-
-
 class Drawn(nn.Module):
     """Draws in place, which an export writes as an operator that gives a new tensor (vit_pytorch's ATS)."""
 
@@ -101,8 +93,9 @@ class Distinct(nn.Module):
 
 
 @pytest.mark.parametrize("capture", ["trace", "export"])
-def test_distinct_values(capture, tmp_path) -> None:
+@pytest.mark.parametrize("kind", [Turned, Distinct])
+def test_transposed_matrices_and_distinct_values(kind, capture, tmp_path) -> None:
     x, path = torch.randn(3, 4), tmp_path / "model.bq"
-    model = backquant.quantize(Distinct().eval(), x, calibration=[x], capture=capture)
+    model = backquant.quantize(kind().eval(), x, calibration=[x], capture=capture)
     backquant.save(model, path)
     assert all(map(torch.equal, backquant.load(path)(x), model(x)))

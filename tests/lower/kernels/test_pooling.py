@@ -82,7 +82,7 @@ def test_maxima_by_the_library(
 
 @pytest.mark.usefixtures("native_library")
 def test_windows_that_the_library_does_not_take() -> None:
-    """With a dilation, of floats, of what is no image."""
+    """With a dilation, also of what has no batch and of an empty one."""
     x = torch.randint(0, 256, (1, 8, 9, 9), dtype=torch.uint8)
     for image in (x, x[0], x[:0]):
         found = max_pool2d(image, [3, 3], [2, 2], [1, 1], [2, 2], False)
