@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from backquant.backend_config import BackendPatternConfig
+from backquant.nn import intrinsic
 from backquant.operators.conv import CONV
 
 _ENDLESS = {
@@ -20,8 +21,17 @@ _ENDLESS = {
     "dilation[-1]": 1,
     "kernel_size[-1]": {"min": 14},
 }
-_KINDS = {c for conv in CONV.values() for c in (conv.root, conv.relu, conv.qat, conv.relu_qat)}
-_CONVOLUTIONS = _KINDS | {function for conv in CONV.values() for function in conv.functions}
+_KINDS = {
+    kind
+    for conv in CONV.values()
+    for kind in (
+        *(conv.root, conv.relu, conv.qat, conv.relu_qat),
+        *(conv.bn, conv.bn_qat, conv.bn_relu, conv.bn_relu_qat),
+    )
+}
+_ADDING = {intrinsic.ConvAdd2d, intrinsic.ConvAddReLU2d}
+_FUNCTIONS = {function for conv in CONV.values() for function in conv.functions}
+_CONVOLUTIONS = _KINDS | _ADDING | _FUNCTIONS
 
 
 def that_end(entries: Iterable[BackendPatternConfig]) -> list[BackendPatternConfig]:
