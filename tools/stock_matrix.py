@@ -53,6 +53,7 @@ KNOWN = ROOT / "tests" / "stock" / "known_failures.yaml"
 #: Imported once, before processes are forked: each costs seconds.
 LIBRARIES = ("torchvision", "timm", "transformers", "segmentation_models_pytorch")
 LIBRARIES += ("torch._dynamo", "torch.export", "torch._inductor.compile_fx", "onnxscript")
+LIBRARIES += ("executorch.exir", "executorch.backends.xnnpack.partition.xnnpack_partitioner")
 
 
 def run(entry: Entry, roads: Sequence[str], tell: Callable[[Row], None]) -> None:
