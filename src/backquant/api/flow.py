@@ -157,7 +157,8 @@ def prepare_qat_fx(
     mode throughout, until ``train()`` is called; arguments such as ``training=self.training`` of
     functional dropout follow ``train()`` and ``eval()``; and a batch norm without a module for
     training (behind a transposed convolution) is trained as it is and folded at conversion, where
-    PyTorch raises.
+    PyTorch raises. What the backend leaves in float by default (``BackendDefaults.leave_float``: norms
+    that are written out, say) stays float where no rule of the mapping names the place.
 
     As in PyTorch, what the backend does not admit is skipped; one warning lists it with the reasons,
     and says so if the model computes something else in the other mode, or if the QConfigs make

@@ -220,8 +220,8 @@ class BackendDefaults:
     ``activation`` is for inputs and outputs; ``output`` (for training ``qat_output``) overrides outputs.
     If ``qat_activation`` and ``qat_weight`` are None, the backend has no default for training.
 
-    ``leave_float`` lists operators that ``quantize`` and ``explain`` leave in float unless the user's
-    mapping names them; ``prepare_fx`` and the default mappings follow PyTorch and ignore it.
+    ``leave_float`` lists operators that ``quantize``, ``explain`` and ``prepare_qat_fx`` leave in float
+    unless the user's mapping names them; ``prepare_fx`` and the default mappings are PyTorch's and ignore it.
     Raises ``SpecError`` when an operator is overridden twice.
 
     >>> BackendDefaults(

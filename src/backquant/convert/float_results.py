@@ -13,7 +13,7 @@ from backquant.backend_config import LeaveFloat
 from backquant.convert.state import Conversion
 from backquant.graph import GraphIndex
 from backquant.match.recheck import float_results, only_moves
-from backquant.prepare import Site
+from backquant.prepare import needed_names
 
 
 class Needed(NamedTuple):
@@ -35,29 +35,15 @@ def needed_sites(work: Conversion, by_default: Iterable[LeaveFloat] = ()) -> Nee
     always = float_results(work.plan, graph, config, () if qdq is None else qdq.leave_float)
     floats = always | float_results(work.plan, graph, config, by_default)
     sites = work.prepared.sites.sites
-    if not floats:
-        return Needed(frozenset(site.name for site in sites if _is_used(work, site)), 0)
-    given = _given_quantized(work)
-    needed, moving, count = set[str](), set[str](), 0
-    for site in reversed(sites):
-        if any(work.quantized(reader) and reader not in moving for reader in site.readers):
-            needed.add(site.name)
-        elif not (site.producer and work.quantized(site.producer)):
-            continue
-        elif site.name in given:
-            needed.add(site.name)
-        elif only_moves(graph, work.nodes[site.producer]):
-            moving.add(site.producer)
-        elif site.producer in floats:
-            count += site.producer not in always
-        else:
-            needed.add(site.name)
-    return Needed(frozenset(needed), count)
-
-
-def _is_used(work: Conversion, site: Site) -> bool:
-    by_reader = any(work.quantized(reader) for reader in site.readers)
-    return by_reader or bool(site.producer and work.quantized(site.producer))
+    needed = needed_names(
+        sites,
+        work.quantized,
+        lambda name: only_moves(graph, work.nodes[name]),
+        floats,
+        _given_quantized(work),
+    )
+    left = (site for site in sites if site.name not in needed and work.quantized(site.producer))
+    return Needed(needed, sum(site.producer in floats - always for site in left))
 
 
 def _given_quantized(work: Conversion) -> frozenset[str]:

@@ -13,7 +13,7 @@ Here the model is traced in both modes:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count, zip_longest
@@ -27,9 +27,10 @@ from backquant.graph.capture import Captured
 from backquant.graph.capture import capture as capture_trace
 from backquant.graph.clone import shallow_copy
 from backquant.graph.custom_gradients import kept_custom_gradients
-from backquant.graph.edit import NamePool, get_module, set_module
+from backquant.graph.edit import NamePool, set_module
 from backquant.graph.example_call import first_calls
 from backquant.graph.scope import Scope
+from backquant.graph.wrapped import passed_on
 
 
 class ModeValue(nn.Module):
@@ -153,9 +154,27 @@ def _in_both_modes(
     return CapturedForTraining(own, "")
 
 
+def passed_on_in_evaluation(modules: Mapping[str, nn.Module], node: fx.Node) -> fx.Node | None:
+    """The input that ``node`` returns as it is in evaluation, while it does something else in training (drops
+    a path, say): ``ByMode``, and calls of functions that the trace left whole. ``None`` for other nodes.
+
+    ``modules``: those of the graph, by path.
+    """
+    if node.op == "call_module":
+        called = modules[str(node.target)]
+        is_dropped = isinstance(called, ByMode) and is_identity(called.in_evaluation.graph)
+        return [*node.args, *node.kwargs.values()][0] if is_dropped else None  # type: ignore[return-value]
+    read = (each for each in node.all_input_nodes if each.op == "call_module")
+    values = {each: modules[str(each.target)] for each in read}
+    known = {
+        each: value.in_evaluation for each, value in values.items() if isinstance(value, ModeValue)
+    }
+    return passed_on(node, known) if known else None
+
+
 def settle_mode_values(module: fx.GraphModule) -> None:
-    """Replace the calls of every ``ModeValue`` by its value in evaluation, and those of a ``ByMode`` that
-    passes its input on in evaluation by that input. Edits in place.
+    """Replace the calls of every ``ModeValue`` by its value in evaluation, and nodes that pass an input on in
+    evaluation (``passed_on_in_evaluation``) by that input. Edits in place.
 
     >>> class Half(nn.Module):
     ...     def __init__(self):
@@ -168,16 +187,17 @@ def settle_mode_values(module: fx.GraphModule) -> None:
     >>> settle_mode_values(gm); _ = gm.recompile(); gm(1.0)
     0.5
     """
+    modules = dict(module.named_modules(remove_duplicate=False))
     for node in list(module.graph.nodes):
-        if node.op != "call_module":
-            continue
-        called = get_module(module, str(node.target))
+        given = passed_on_in_evaluation(modules, node)
+        if given is not None:
+            node.replace_all_uses_with(given)
+            module.graph.erase_node(node)
+    for node in list(module.graph.find_nodes(op="call_module")):
+        called = modules[str(node.target)]
         if isinstance(called, ModeValue):
             for user in list(node.users):
                 _replace(user, partial(_settled, node, called.in_evaluation))
-            module.graph.erase_node(node)
-        elif isinstance(called, ByMode) and is_identity(called.in_evaluation.graph):
-            node.replace_all_uses_with([*node.args, *node.kwargs.values()][0])
             module.graph.erase_node(node)
 
 

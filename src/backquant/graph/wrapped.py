@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Collection
-from types import FunctionType
+from collections.abc import Callable, Collection, Mapping
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -39,10 +39,7 @@ def inline_wrapped(
     ['x', 'mul', 'output']
     """
     for node in list(module.graph.nodes):
-        target = node.target
-        if node.op != "call_function" or not isinstance(target, FunctionType) or target in whole:
-            continue
-        if f"{target.__module__}.".startswith(_OPERATORS):
+        if not _is_wrapped(node) or node.target in whole:
             continue
         scope, read = scopes.get(node.name), list(node.users)
         made = inline_call(module.graph, node)
@@ -51,6 +48,37 @@ def inline_wrapped(
             for each in gone:
                 scopes.pop(each.name, None)
             scopes.update((new.name, scope) for new in made)
+
+
+def _is_wrapped(node: fx.Node) -> bool:
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, FunctionType):
+        return False
+    return not f"{target.__module__}.".startswith(_OPERATORS)
+
+
+def passed_on(node: fx.Node, known: Mapping[fx.Node, Any]) -> fx.Node | None:
+    """The input that ``node``, a call of a wrapped function, returns as it is; ``None`` for other calls.
+
+    ``known``: inputs that are constants.
+
+    >>> def drop(x, training):
+    ...     return x * 2 if training else x
+    >>> drop.__module__ = "somebody"
+    >>> graph = fx.Graph()
+    >>> node = graph.call_function(drop, (graph.placeholder("x"), flag := graph.placeholder("training")))
+    >>> passed_on(node, {flag: False}), passed_on(node, {flag: True})
+    (x, None)
+    """
+    if not _is_wrapped(node):
+        return None
+    body = _body(node, node.target, known)
+    if body is None:
+        return None
+    inner = (each for each in body.nodes if each.op == "placeholder")
+    given = (each for each in node.all_input_nodes if each not in known)
+    returned = body.output_node().args[0]
+    return next((own for each, own in zip(inner, given, strict=True) if each is returned), None)
 
 
 def inline_call(
@@ -85,12 +113,16 @@ def inline_call(
     return made
 
 
-def _body(node: fx.Node, function: Any) -> fx.Graph | None:
-    """What the function does with these arguments, one placeholder for each of ``node``'s inputs."""
+def _body(
+    node: fx.Node, function: Any, known: Mapping[fx.Node, Any] = MappingProxyType({})
+) -> fx.Graph | None:
+    """What the function does with these arguments, one placeholder for each of ``node``'s inputs that is not
+    ``known``."""
     body = fx.Graph()
     tracer = GraphAppendingTracer(body)
     proxies: dict[fx.Node, Any] = {
-        n: fx.Proxy(body.placeholder(n.name), tracer) for n in node.all_input_nodes
+        n: known[n] if n in known else fx.Proxy(body.placeholder(n.name), tracer)
+        for n in node.all_input_nodes
     }
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), proxies.__getitem__)
     dice, drawn = random.getstate(), torch.get_rng_state()

@@ -17,10 +17,15 @@ class DefaultRules:
     ``names``: the request's rules that name a place: a module by its path, the n-th use of an operator, or
     a type for which the backend itself asks something else. Where one of them applies, it is followed;
     elsewhere (a global rule, a type as the backend has it) the backend's own rules hold.
+
+    ``in_training``: the plan itself leaves the places in float (rules of a mapping are compared at conversion
+    with those of the mapping that it gets), and what enters and leaves the model counts as quantized, since
+    training rounds it as PyTorch does.
     """
 
     rules: tuple[LeaveFloat, ...]
     names: frozenset[RuleRef] = frozenset()
+    in_training: bool = False
 
     @classmethod
     def of(

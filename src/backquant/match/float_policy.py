@@ -7,7 +7,7 @@
    reads its result as integers. What only moves values, and so gives the integers that it reads, takes no
    others than its entry has. Of rules by default, an operator that only moves one value needs the latter
    alone, since rounding before or behind it gives the same values; and moves that no entry is for
-   (``chunk``, ``nn.Flatten``) are looked through in both directions.
+   (``chunk``, ``nn.Flatten``, dropped paths) are looked through in both directions.
 3. A value that depends on no input counts as quantized where the target quantizes constants.
 4. What one match loses may cost its neighbours the same: the largest set that satisfies 2 is kept. Each
    match is looked at again only when a neighbour has changed.
@@ -27,6 +27,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules
 from backquant.dtypes import dtype_name
 from backquant.graph import GraphIndex
 from backquant.graph.constants import input_independent
+from backquant.graph.modes import passed_on_in_evaluation
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_places import find_float_places
 from backquant.match.moves_between import MovesBetween
@@ -34,6 +35,8 @@ from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason
 from backquant.operators import find, moves_values
 from backquant.reason_codes import ReasonCode
+
+_BY_DEFAULT = ", defaults.leave_float"
 
 
 def float_by_request(plan: Plan, graph: GraphIndex) -> set[str]:
@@ -48,6 +51,17 @@ def float_by_request(plan: Plan, graph: GraphIndex) -> set[str]:
         and (node := graph.nodes.get(name)) is not None
         and (decision.rule is not None or not _moves_values(graph, node))
     }
+
+
+def left_by_default(plan: Plan, decision: Decision) -> bool:
+    """Whether a rule by default leaves it in float, and nothing else does.
+
+    >>> from backquant.match.plan import Outcome
+    >>> left_by_default(Plan("x86"), Decision("fc", "Linear", "fc", Outcome.FLOAT))
+    False
+    """
+    rules = f"{plan.backend}{_BY_DEFAULT}"
+    return bool(decision.reasons) and decision.reasons[-1].place.startswith(rules)
 
 
 def _moves_values(graph: GraphIndex, node: fx.Node) -> bool:
@@ -75,16 +89,16 @@ def settle_neighbours(
     by_default: DefaultRules | None = None,
 ) -> dict[str, Decision]:
     """``decisions`` with the matches in float that the rules leave there, each with its reason."""
-    always = backend.qdq or QDQRules()
+    always, by_default = backend.qdq or QDQRules(), by_default or DefaultRules(())
     rules = [
         _Rule(rule, f"{backend.name}, qdq.leave_float[{i}]", False)
         for i, rule in enumerate(always.leave_float)
         if rule.unless_between_quantized or rule.at_places
     ]
     rules += [
-        _Rule(rule, f"{backend.name}, defaults.leave_float[{i}]", True)
-        for i, rule in enumerate(by_default.rules if by_default is not None else ())
-        if rule.unless_between_quantized
+        _Rule(rule, f"{backend.name}{_BY_DEFAULT}[{i}]", True)
+        for i, rule in enumerate(by_default.rules)
+        if rule.unless_between_quantized or (rule.at_places and by_default.in_training)
     ]
     if not rules:
         return dict(decisions)
@@ -99,7 +113,7 @@ class _Settling:
     rules: list[_Rule]
     found: list[Occurrence]
     decisions: dict[str, Decision]
-    by_default: DefaultRules | None
+    by_default: DefaultRules
     of_node: dict[str, Occurrence] = field(default_factory=dict)
     # for each match (by its anchor) that must be between quantized ones: the rule that says so
     bound: dict[str, _Rule] = field(default_factory=dict)
@@ -164,22 +178,26 @@ class _Settling:
                 self._leave_between(occurrence, lack)
 
     def _leave_places(self) -> None:
-        always = [one for one in self.rules if not one.by_default]
-        for left in find_float_places(self.graph, [one.rule for one in always]):
-            occurrence = self.of_node.get(left.node)
+        rules = [one for one in self.rules if not one.by_default or self.by_default.in_training]
+        for left in find_float_places(self.graph, [one.rule for one in rules]):
+            occurrence, rule = self.of_node.get(left.node), rules[left.rule]
             if occurrence is not None and self._quantized(occurrence):
-                rule = always[left.rule]
+                if rule.by_default and self._is_named(occurrence):
+                    continue
                 admitted = f"float at this place: {rule.rule!r}"
                 self._leave(occurrence, ReasonCode.FLOAT_PLACE, admitted, rule)
 
     def _is_about(self, rule: _Rule, listed: set[object], occurrence: Occurrence) -> bool:
-        if rule.by_default and self.by_default is not None:
-            decisions = (self.decisions[node.name] for node in occurrence.members)
-            if any(self.by_default.named(decision) for decision in decisions):
-                return False
+        if rule.by_default and self._is_named(occurrence):
+            return False
         pattern = self.backend.configs[occurrence.match.entry].normal_pattern
         operators = [node.op for node in pattern.nodes if node.kind not in ("any", "literal")]
         return all(each in listed for each in operators)
+
+    def _is_named(self, occurrence: Occurrence) -> bool:
+        """Whether the request names the place."""
+        decisions = (self.decisions[node.name] for node in occurrence.members)
+        return any(map(self.by_default.named, decisions))
 
     def _quantized(self, occurrence: Occurrence | None) -> bool:
         return occurrence is not None and self.decisions[occurrence.anchor.name].quantized
@@ -235,8 +253,11 @@ class _Settling:
 
     def _is_open_move(self, node: fx.Node) -> bool:
         """Whether ``node`` moves values, and no entry is for it."""
-        is_move = node.target is operator.getitem or _moves_values(self.graph, node)
-        return is_move and node.name not in self.of_node
+        if node.name in self.of_node:
+            return False
+        if node.target is operator.getitem or _moves_values(self.graph, node):
+            return True
+        return passed_on_in_evaluation(self.graph.modules, node) is not None
 
     def _moves_one_value(self, occurrence: Occurrence) -> bool:
         if len(self._sources(occurrence)) > 1:
@@ -253,12 +274,16 @@ class _Settling:
         return decision is None or decision.outcome is not Outcome.NOT_TENSOR
 
     def _gives_integers(self, node: fx.Node) -> bool:
+        if node.op == "placeholder":
+            return self.by_default.in_training
         if node.name in self.constants:
             return self.always.quantize_constants
         occurrence = self.of_node.get(node.name)
         return occurrence is not None and self._in_integers(occurrence, "output_dtype")
 
     def _reads_integers(self, node: fx.Node) -> bool:
+        if node.op == "output":
+            return self.by_default.in_training
         occurrence = self.of_node.get(node.name)
         return occurrence is not None and self._in_integers(occurrence, "input_dtype")
 

@@ -336,10 +336,16 @@ def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Cap
     return other._replace(record=replace(after, plan=noted))
 
 
-def decided(graph: FusedGraph, request: Request, example_inputs: Any = None) -> Planned:
+def decided(
+    graph: FusedGraph,
+    request: Request,
+    example_inputs: Any = None,
+    by_default: DefaultRules | None = None,
+) -> Planned:
     """A fused graph with the plan for it.
 
-    ``example_inputs`` show shapes and dtypes: fake quantize modules take floats only.
+    ``example_inputs`` show shapes and dtypes: fake quantize modules take floats only. ``by_default``: what
+    stays float where the mapping names no place.
     """
     fused, backend, mapping = graph.fused, request.backend_config, request.qconfig_mapping
     values = GraphValues(fused.module, example_inputs).run()
@@ -351,6 +357,7 @@ def decided(graph: FusedGraph, request: Request, example_inputs: Any = None) -> 
         fusions=graph.fusions,
         custom=CustomMatching.of(request.custom),
         values=values,
+        by_default=by_default,
     )
     record = Record(plan, backend, mapping, request.custom, fused.scopes, fused.provenance)
     return Planned(fused.module, replace(record, shapes=values.seen()))

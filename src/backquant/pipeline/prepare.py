@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from backquant.backend_config import LeaveFloat
 from backquant.graph import released
 from backquant.pipeline.plan import Planned, planned
 from backquant.prepare import (
@@ -38,9 +39,9 @@ def with_standalone_modules(step: Planned, request: Request, prepare: Prepare) -
     return step._replace(module=module)
 
 
-def observed(step: Planned) -> PreparedModule:
-    """``step`` with observers."""
-    prepared = insert_observers(step.module, step.record)
+def observed(step: Planned, results: tuple[LeaveFloat, ...] | None = None) -> PreparedModule:
+    """``step`` with observers; ``results``: as in ``insert_observers``."""
+    prepared = insert_observers(step.module, step.record, results)
     released(step.module)
     return prepared
 

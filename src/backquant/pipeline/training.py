@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from backquant.graph import (
 from backquant.graph.clone import shallow_copy
 from backquant.graph.example_call import ExampleCall
 from backquant.graph.values import GraphValues
-from backquant.match import plan_fusion
+from backquant.match import DefaultRules, plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
 from backquant.pipeline.capture import (
     Capturing,
@@ -33,7 +34,11 @@ from backquant.pipeline.faithful import agrees
 from backquant.pipeline.plan import FusedGraph, decided, in_evaluation
 from backquant.pipeline.prepare import observed, with_standalone_modules
 from backquant.prepare import PreparedModule, Request, swap_for_training
-from backquant.qconfig import PrepareCustomConfig
+from backquant.qconfig import (
+    PrepareCustomConfig,
+    get_default_qat_qconfig_mapping,
+    get_default_qconfig_mapping,
+)
 
 _SHOWN = 10
 
@@ -135,13 +140,25 @@ def prepared_for_training(
     >>> type(prepared_for_training(graph, request).get_submodule("0")).__module__
     'backquant.nn.qat.linear'
     """
-    step = decided(graph.fused, request, example).noted(*graph.notes)
+    by_default = _left_in_float(request)
+    step = decided(graph.fused, request, example, by_default).noted(*graph.notes)
     put_back(step.module, graph.made_plain)
     step = with_standalone_modules(step, request, _standalone)
     backend, mapping = request.backend_config, request.qconfig_mapping
-    return observed(
-        step._replace(module=swap_for_training(step.module, step.record.plan, backend, mapping))
-    )
+    trained = swap_for_training(step.module, step.record.plan, backend, mapping)
+    return observed(step._replace(module=trained), by_default.rules)
+
+
+def _left_in_float(request: Request) -> DefaultRules:
+    """What the backend leaves in float by default, where ``request`` names no place."""
+    backend, mapping = request.backend_config, request.qconfig_mapping
+    if backend.defaults is None or not backend.defaults.leave_float:
+        return DefaultRules(())
+    own = [get_default_qconfig_mapping(backend)]
+    if backend.defaults.qat_activation is not None:
+        own += [get_default_qat_qconfig_mapping(backend, version) for version in (0, 1)]
+    rules = DefaultRules.of(backend.defaults.leave_float, mapping, own)
+    return replace(rules, in_training=True)
 
 
 def _standalone(model: nn.Module, request: Request) -> PreparedModule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backquant.prepare.custom_modules import give_qconfigs
 from backquant.prepare.insert import insert_observers
+from backquant.prepare.needed import needed_names
 from backquant.prepare.placement import observation_sites
 from backquant.prepare.qat import swap_for_training
 from backquant.prepare.quantized_inputs import observe_quantized_inputs
@@ -36,6 +37,7 @@ __all__ = [
     "buffers_of_histograms",
     "give_qconfigs",
     "insert_observers",
+    "needed_names",
     "observation_sites",
     "observe_quantized_inputs",
     "prepare_standalone_modules",

@@ -10,7 +10,9 @@ from backquant.graph import Breach
 from backquant.prepare.record import PreparedModule, Record, prepared_state
 
 
-def plan_is_of_this_graph(module: fx.GraphModule, record: Record) -> Iterator[Breach]:
+def plan_is_of_this_graph(
+    module: fx.GraphModule, record: Record, *others: object
+) -> Iterator[Breach]:
     """Each match of the plan is anchored at a node of the graph."""
     names = {node.name for node in module.graph.nodes}
     for match in record.plan.matches:
@@ -19,7 +21,7 @@ def plan_is_of_this_graph(module: fx.GraphModule, record: Record) -> Iterator[Br
 
 
 def values_are_observed(
-    prepared: PreparedModule, module: fx.GraphModule, record: Record
+    prepared: PreparedModule, module: fx.GraphModule, record: Record, *others: object
 ) -> Iterator[Breach]:
     """Each site of the record has its observer, which is called on its value and read by its readers."""
     nodes = {node.name: node for node in prepared.graph.nodes}

@@ -9,6 +9,7 @@ from itertools import chain
 import torch
 from torch import fx, nn
 
+from backquant.backend_config import LeaveFloat
 from backquant.errors import ConfigError
 from backquant.graph import (
     GraphEditor,
@@ -24,6 +25,7 @@ from backquant.match.plan import Match, MatchKind, Plan, Reason
 from backquant.prepare.conflicts import check_groups
 from backquant.prepare.contracts import plan_is_of_this_graph, values_are_observed
 from backquant.prepare.custom_modules import observe_custom_modules
+from backquant.prepare.needed import without_float_results
 from backquant.prepare.placement import observation_sites
 from backquant.prepare.record import (
     PreparedModule,
@@ -36,8 +38,13 @@ from backquant.prepare.sites import Site, SiteTable
 from backquant.reason_codes import ReasonCode
 
 
-def insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
+def insert_observers(
+    module: fx.GraphModule, record: Record, results: tuple[LeaveFloat, ...] | None = None
+) -> PreparedModule:
     """A copy of ``module`` with the observers that the plan of ``record`` needs, ready for calibration.
+
+    ``results``: for training, rules by default for results; what stays float in the converted model is not
+    rounded. ``None``: every result is observed.
 
     Parameters are shared with ``module``, buffers are not: running the result changes nothing
     outside of it. Names, order and sharing of the observers are those of PyTorch's ``prepare_fx``
@@ -55,13 +62,17 @@ def insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
     >>> [node.name for node in prepared.graph.nodes]
     ['input_1', '_0', 'output']
     """
-    return run_pass(_insert_observers, module, record)
+    return run_pass(_insert_observers, module, record, results)
 
 
 @contract(requires=[plan_is_of_this_graph], ensures=[values_are_observed])
-def _insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
+def _insert_observers(
+    module: fx.GraphModule, record: Record, results: tuple[LeaveFloat, ...] | None
+) -> PreparedModule:
     plan, backend, custom = record.plan, record.backend_config, record.custom
     table = observation_sites(module, plan, backend, record.qconfig_mapping, custom)
+    if results is not None:
+        table = without_float_results(table, module, plan, backend, results)
     source = ObserverSource(backend, record.qconfig_mapping)
     check_groups(table, plan, backend, source)
     prepared = rebuilt(PreparedModule, module, own_buffers(module))

@@ -9,6 +9,7 @@ from torch import fx
 
 from backquant.calibrate import prepared_parts
 from backquant.match import Plan
+from backquant.match.float_policy import left_by_default
 from backquant.prepare import prepared_state
 
 _SHOWN = 10
@@ -17,7 +18,8 @@ _SHOWN = 10
 def warn_of_skipped(plan: Plan, *others: str) -> None:
     """One warning for all operators that a QConfig asked for and the backend refused, and ``others``.
 
-    It points at the line of the user that called the entry point.
+    What the backend leaves in float by default stands in the report alone. The warning points at the line of
+    the user that called the entry point.
     """
     lines = [*_skipped(plan), *others]
     if lines:
@@ -46,6 +48,7 @@ def _skipped(plan: Plan) -> list[str]:
         and decision.match is not None
         and not decision.quantized
         and decision.asked_activation is not None
+        and not left_by_default(plan, decision)
     ]
     lines = [str(decision) for decision in refused[:_SHOWN]]
     if refused:

@@ -6,7 +6,7 @@ import copy
 import importlib
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -178,6 +178,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "gated": (Gated, (4, 3, 8, 8)),
 }
 
+#: Where rules of x86 leave a result in float that PyTorch rounds: a ReLU reads it that stays float.
+LEFT_IN_FLOAT = ("tied",)
+
 
 def outputs(value: Any) -> tuple[torch.Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
@@ -223,12 +226,28 @@ class Qat:
         make, shape = MODELS[name]
         return make().train(), shape
 
-    def ours(self, model: nn.Module, x: Any, backend: str = "x86", mapping: Any = None) -> Any:
+    def as_torch(self, model: nn.Module, name: str, x: Any, backend: str = "x86") -> Any:
+        """Ours, to be compared with PyTorch's."""
+        return self.ours(model, x, backend, rules=name not in LEFT_IN_FLOAT)
+
+    def ours(
+        self,
+        model: nn.Module,
+        x: Any,
+        backend: str = "x86",
+        mapping: Any = None,
+        *,
+        rules: bool = True,
+    ) -> Any:
+        """``rules=False``: without what the description leaves in float by default."""
+        config = backquant.get_backend_config(backend)
+        if not rules and config.defaults is not None:
+            config = copy.copy(config).set_defaults(replace(config.defaults, leave_float=()))
         return backquant.prepare_qat_fx(
             model,
             mapping or backquant.get_default_qat_qconfig_mapping(backend),
             x,
-            backend_config=backquant.get_backend_config(backend),
+            backend_config=config,
         )
 
     def torch_backend(self, backend: str) -> Any:

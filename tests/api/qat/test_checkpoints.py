@@ -103,6 +103,6 @@ def test_checkpoints_of_torch_can_be_continued(qat, model_name):
     x = torch.randn(shape)
     theirs = qat.theirs(model, x)
     qat.train(theirs, shape, range(5))
-    ours = qat.ours(model, x)
+    ours = qat.as_torch(model, model_name, x)
     ours.load_state_dict(theirs.state_dict())
     qat.train_both(ours, theirs, shape, steps=5)

@@ -28,7 +28,7 @@ def observers(prepared):
 def test_fifty_steps_and_both_references_equal_torchs(qat, model_name, backend):
     model, shape = qat.model(model_name)
     x, backend = torch.randn(shape), INSTEAD.get((model_name, backend), backend)
-    ours, theirs = qat.ours(model, x, backend), qat.theirs(model, x, backend)
+    ours, theirs = qat.as_torch(model, model_name, x, backend), qat.theirs(model, x, backend)
     assert ours.code == theirs.code
     assert observers(ours) == observers(theirs)
 

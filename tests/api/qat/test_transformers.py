@@ -43,6 +43,56 @@ def test_they_train_and_convert(name: str) -> None:
     assert len(backquant.convert_fx(prepared).kernels) > 10
 
 
+NORMED = {
+    "Gemma3Text": {"num_key_value_heads": 2, "head_dim": 16},
+    "Llama": {},
+    "Mistral": {"num_key_value_heads": 2},
+    "Phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "Qwen2": {"num_key_value_heads": 2},
+    "Qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "Mamba": {"state_size": 8, "num_attention_heads": None, "intermediate_size": None},
+    "T5": None,
+}
+
+
+def normed(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    tokens = torch.randint(3, 100, (2, 12))
+    if name == "T5":
+        sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+        config = transformers.T5Config(**sizes, vocab_size=100, use_cache=False)
+        return transformers.T5Model(config), {"input_ids": tokens, "decoder_input_ids": tokens}
+    options = {**SMALL, **NORMED[name], "use_cache": False}
+    options = {key: value for key, value in options.items() if value is not None}
+    config = getattr(transformers, f"{name}Config")(**options)
+    return getattr(transformers, f"{name}Model")(config), {"input_ids": tokens}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NORMED)
+def test_models_whose_norms_are_written_out_train(name: str) -> None:
+    """PyTorch, and we before, gave NaN: the variance rounded to 0, and its root divides."""
+    torch.manual_seed(0)
+    model, inputs = normed(name)
+    mapping: Any = backquant.get_default_qat_qconfig_mapping("x86")
+    prepared = backquant.prepare_qat_fx(model.train(), mapping, inputs, backend_config="x86")
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = prepared(**inputs)["last_hidden_state"].square().mean()
+        loss.backward()
+        optimizer.step()
+        assert loss.isfinite()
+    quantized = backquant.convert_fx(prepared.apply(backquant.disable_observer).eval())
+    with torch.no_grad():
+        wanted = prepared(**inputs)["last_hidden_state"]
+        noise = (quantized(**inputs)["last_hidden_state"] - wanted).square().sum()
+    assert noise < 0.01 * wanted.square().sum()  # 20 dB
+    places = [row.reasons[-1].place for row in quantized.report.rows if row.reasons]
+    assert any(place.startswith("x86, defaults.leave_float[") for place in places)
+    assert len(quantized.kernels) >= 16
+
+
 def test_a_cache_in_the_result_is_told(snapshot: Any) -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.LlamaModel(transformers.LlamaConfig(**SMALL)).train()
