@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from backquant.accuracy.biases.corrected import Corrected, corrected_biases
+from backquant.accuracy.biases.cut_rows import CutRows, cut_rows
 from backquant.accuracy.biases.run import set_biases
 from backquant.accuracy.biases.watched import Watched
 from backquant.accuracy.recipes import Recipe, followed
@@ -109,19 +110,23 @@ class Calibrated:
         return quantized_model(reference, self.source)
 
     def corrected(self, recipe: Recipe) -> tuple[Calibrated, ReferenceModel | None]:
-        """This model with biases corrected, as ``recipe`` asks, by what was watched of its calibration, and
-        its reference model, if that was made; the record and the notes of the plan say what it gained."""
+        """This model with rows of weights cut and biases corrected by what was watched of its calibration,
+        as ``recipe`` asks, and its reference model, if that was made; the record and the notes of the plan
+        say what it gained."""
         watched = self.watched
-        if watched is None or not (watched.fitting and watched.judging):
+        if watched is None or not watched.squares:
             return self, None
         reference = self.reference()
-        found = corrected_biases(self.prepared, reference, watched.fitting, watched.judging)
-        if found is not None:
-            set_biases(reference, found.biases)
-            with_state(self.prepared, _told(prepared_state(self.prepared), recipe, found))
-            with_state(reference, _told(reference_state(reference), recipe, found))
+        cut = cut_rows(self.prepared, reference, watched.squares)
+        found = None
+        if watched.fitting and watched.judging:
+            found = corrected_biases(self.prepared, reference, watched.fitting, watched.judging)
         biases = {} if found is None else found.biases
-        return replace(self, biases=biases, watched=None), reference
+        set_biases(reference, biases)
+        for model, state in ((self.prepared, prepared_state), (reference, reference_state)):
+            with_state(model, _told(state(model), recipe, cut, found))
+        made = replace(self, biases=biases, weight_qparams=cut.qparams, watched=None)
+        return made, reference
 
     def improved(
         self, recipe: Recipe, *, progress: bool = False, ranks: Ranks = ALONE
@@ -139,8 +144,11 @@ class Calibrated:
                 where=f"recipe={recipe.name!r}, calibration=None",
                 fix="quantize(model, calibration=[batch, ...], recipe=...)",
             )
-        biases = {path: Change(path, bias=bias) for path, bias in self.biases.items()}
-        draft = Draft(self.prepared, replace(self.conversion, biases={}), biases)
+        changes = {
+            path: Change(path, bias=self.biases.get(path), qparams=self.weight_qparams.get(path))
+            for path in {**self.biases, **self.weight_qparams}
+        }
+        draft = Draft(self.prepared, replace(self.conversion, biases={}), changes)
         with ProgressBar("recipe") if progress else nullcontext() as bar:
             draft, results = followed(recipe, draft, self.batches, bar, ranks)
         prepared = draft.prepared_model()
@@ -155,7 +163,10 @@ class Calibrated:
         return replace(made, _calculate=CalculatedOnce())
 
 
-def _told(record: Record, recipe: Recipe, found: Corrected) -> Record:
-    """``record`` with what the correction of biases gained, in the notes of its plan, too."""
-    plan = record.plan if not found.biases else record.plan.noted(f"recipe: {found}")
+def _told(record: Record, recipe: Recipe, cut: CutRows, found: Corrected | None) -> Record:
+    """``record`` with what the default's corrections did, in the notes of its plan, too."""
+    changed = [one for one in (cut, found) if one is not None and one.changes]
+    plan = record.plan.noted(*(f"recipe: {one}" for one in changed)) if changed else record.plan
+    if found is None:
+        return replace(record, plan=plan)
     return replace(record, plan=plan, recipe={**recipe.to_dict(), "gained": [found.to_dict()]})

@@ -1,1 +1,1 @@
-"""Biases of quantized layers, corrected by what a few batches of the calibration say."""
+"""Biases and rows of weights, corrected by what a few batches of the calibration say."""

@@ -42,6 +42,11 @@ class Corrected:
     before: float
     after: float
 
+    @property
+    def changes(self) -> bool:
+        """Whether any is kept."""
+        return bool(self.biases)
+
     def __str__(self) -> str:
         kept = f"{len(self.biases)} of {self.layers} changes kept"
         return f"biases: {decibel_text(self.before)} → {decibel_text(self.after)}, {kept}"

@@ -4,14 +4,14 @@
    of the graph, and how many batches there are. What is done with them is to take a small share of what
    ``quantize`` takes; where it would not, none is watched.
 2. Of each watched batch the means of the channels are kept that layers read and give, and the outputs; of the
-   layers themselves nothing.
+   layers themselves nothing. Of all batches the squares of the channels that layers read are summed.
 3. Only sets whose length is known are watched, as the batches are spread over the set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,31 +54,37 @@ class Seen:
 
 class Watched:
     """The batches of a calibration set, some of which are watched while whoever goes over them feeds them to
-    ``prepared``. ``example``: what the model is tried on otherwise."""
+    ``prepared``. ``example``: what the model is tried on otherwise. ``squares``: of each channel that a layer
+    reads, summed over all batches, by the path of the layer."""
 
     def __init__(self, prepared: fx.GraphModule, batches: Iterable[Any], example: Any) -> None:
         self._prepared, self._batches, self._example = prepared, batches, example
         self.fitting: list[Seen] = []
         self.judging: list[Seen] = []
+        self.squares: dict[str, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        self.fitting, self.judging = [], []
+        self.fitting, self.judging, self.squares = [], [], {}
         chosen: dict[int, list[Seen]] = {}
         layers: list[tuple[str, Any]] = []
-        for index, batch in enumerate(self._batches):
-            if index == 0:
-                chosen = self._chosen(_elements(batch) / max(_elements(self._example), 1))
-                layers = list(_layers(self._prepared)) if chosen else []
-            if index not in chosen:
-                yield batch
-                continue
-            seen, kind = Seen(batch), chosen[index]
-            with _noting(self._prepared, layers if kind is self.fitting else [], seen):
-                yield batch
-            kind.append(seen)
+        with ExitStack() as hooks:
+            for index, batch in enumerate(self._batches):
+                if index == 0:
+                    chosen = self._chosen(_elements(batch) / max(_elements(self._example), 1))
+                    layers = list(_layers(self._prepared))
+                    for path, part in layers:
+                        sum_up = _sum_squares(path, part, self.squares)
+                        hooks.callback(part.register_forward_hook(sum_up).remove)
+                if index not in chosen:
+                    yield batch
+                    continue
+                seen, kind = Seen(batch), chosen[index]
+                with _noting(self._prepared, layers if kind is self.fitting else [], seen):
+                    yield batch
+                kind.append(seen)
 
     def _chosen(self, size: float) -> dict[int, list[Seen]]:
         """Where what is seen of a batch belongs to, by its number; ``size``: of a batch, in examples."""
@@ -170,6 +176,18 @@ def _note(path: str, part: Any, seen: Seen) -> Any:
             seen.gives[path] = channel_means(result.detach(), axis)
 
     return note
+
+
+def _sum_squares(path: str, part: Any, squares: dict[str, torch.Tensor]) -> Any:
+    axis = 1 - part.weight.dim()
+
+    def add(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
+        if args and args[0].dim() >= -axis:
+            values = args[0].detach().movedim(axis, 0).flatten(1)
+            own = torch.linalg.vector_norm(values, dim=1).double().square()
+            squares[path] = squares[path] + own if path in squares else own
+
+    return add
 
 
 def channel_means(values: torch.Tensor, axis: int) -> torch.Tensor:
