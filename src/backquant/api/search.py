@@ -145,7 +145,7 @@ def search(  # size: as quantize
         held = held_by_all(ranks, data, _HELD)
         check_some(len(held), data, "data")
         bench = Bench(
-            runner.floating(ready.frozen, work.in_float),
+            runner.floating(ready.frozen, work.floating),
             runner,
             ready.example,
             held,

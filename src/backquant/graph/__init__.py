@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backquant.graph.affine import fold_affines
+from backquant.graph.alike import alike
 from backquant.graph.any_layout import reshape_views
 from backquant.graph.assemble import (
     DeferredGraphModule,
@@ -80,6 +81,7 @@ __all__ = [
     "OperatorKey",
     "Provenance",
     "Scope",
+    "alike",
     "as_arguments",
     "assemble",
     "add_computed_biases",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from backquant.accuracy.search.target_runner import TargetRunner, as_wholes
 from backquant.match.slower import Costs, Unit, Value, total
@@ -70,3 +72,17 @@ def test_a_profile_takes_what_a_call_takes_at_most(
     monkeypatch.setattr(runner, "runnable", lambda _: _Runs())
     monkeypatch.setattr(TargetRunner, "clock", staticmethod(lambda _: call))
     assert runner.by_node(None, torch.zeros(1))["a"] == own
+
+
+def test_what_computes_the_same_is_exported_once() -> None:
+    """A model with nothing quantized, as it came and by the names of a plan."""
+    torch.manual_seed(0)
+    plain = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    again, other = copy.deepcopy(plain), copy.deepcopy(plain)
+    with torch.no_grad():
+        other.get_parameter("0.weight").mul_(2)
+    runner: Any = TargetRunner(None, None)  # type: ignore[arg-type]
+    models: list[Any] = [SimpleNamespace(graph_module=graph) for graph in (plain, again, other)]
+    runs = [runner.runnable(made) for made in models]
+    assert runs[1] is runs[0] and runs[2] is not runs[0]
+    assert runner.runnable(models[0]) is runs[0]

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from backquant.accuracy.search.runners import WHOLE_SECONDS, PartTimes
 from backquant.deploy.session import RunningTarget, Session
 from backquant.files import workspace
-from backquant.graph import as_arguments
+from backquant.graph import alike, as_arguments
 from backquant.match.slower import Costs, total
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
@@ -94,8 +94,9 @@ class TargetRunner:
         return self.runnable(in_float())
 
     def runnable(self, made: QuantizedModel) -> TargetModel:
-        """Exported when it is called, once for each shape of inputs. The last few are kept."""
-        known = next((runs for runs in self._last if runs.made is made), None)
+        """Exported when it is called, once for each shape of inputs. The last few are kept, and run what
+        computes the same, too."""
+        known = next((runs for runs in self._last if runs.computes(made)), None)
         if known is None:
             known = TargetModel(made, self.target, self.write)
             self._last = [*self._last[1 - _KEPT :], known]
@@ -215,6 +216,10 @@ class TargetModel(nn.Module):
         self._sessions: dict[tuple[Any, ...], tuple[Session, Any]] = {}
         self._folder = Path(tempfile.mkdtemp())  # a session reads its file as long as it lives
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def computes(self, made: QuantizedModel) -> bool:
+        """Whether it runs what ``made`` computes."""
+        return self.made is made or alike(self.made.graph_module, made.graph_module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         session, spec = self._loaded(args, kwargs)

@@ -26,6 +26,7 @@ from backquant.accuracy.search.trials import Bench, Trial
 from backquant.accuracy.twin import Twin
 from backquant.calibrate.group import Ranks, by_rank_0, divided
 from backquant.errors import BackquantError
+from backquant.graph import alike
 from backquant.match.plan import Reason
 from backquant.pipeline.lower import quantized_model
 from backquant.runtime import QuantizedModel
@@ -52,6 +53,7 @@ class Work:
         self.done = 0
         self.whole: QuantizedModel | None = None
         self.integer: QuantizedModel | None = None
+        self.nothing: QuantizedModel | None = None
 
     def found(self, bench: Bench, told: Callable[[int, int | None], None]) -> SearchResult:
         """The answer; the best so far where the user interrupts, or where one combination fails after all in
@@ -126,13 +128,21 @@ class Work:
 
     def refused(self) -> QuantizedModel:
         """The model with all that the plan quantizes in float, by the names of the plan."""
+        if self.nothing is not None:
+            return self.nothing
         plan, reason = self.twin.record.plan, reason_of("", self.budget)
         by_match = {
             index: replace(reason, node=match.anchor)
             for index, match in enumerate(plan.matches)
             if plan.decisions[match.anchor].quantized
         }
-        return quantized_model(self.ready.reference(by_match), self.ready.source)
+        self.nothing = quantized_model(self.ready.reference(by_match), self.ready.source)
+        return self.nothing
+
+    def floating(self) -> QuantizedModel:
+        """The model as it came, by the names of the plan where it computes the same by these."""
+        refused, whole = self.refused(), self.in_float()
+        return refused if alike(refused.graph_module, whole.graph_module) else whole
 
     def in_float(self) -> QuantizedModel:
         """The model as it came, where it can be captured so."""
