@@ -84,14 +84,6 @@ static void join(
   }
 }
 
-// 32 at a time, as far as there are: most parts have such numbers of channels.
-BACKQUANT_INLINE void copy_bytes(const uint8_t* from, int64_t count, uint8_t* to) {
-  int64_t at = 0;
-  for (; at + 32 <= count; at += 32) memcpy(to + at, from + at, 32);
-  if (at + 16 <= count) memcpy(to + at, from + at, 16), at += 16;
-  if (at < count) memcpy(to + at, from + at, count - at);
-}
-
 // Parts next to each other, as they are.
 static void lay_behind(const Part* parts, int64_t count, int64_t channels, int64_t pixels, uint8_t* out) {
   const int64_t group = JOINED / channels > 1 ? JOINED / channels : 1;

@@ -4,7 +4,6 @@
 // 32 bits; they become floats as sum * scale + shift, where shift makes up for the zero point of the input.
 #ifndef BACKQUANT_KERNELS
 #define BACKQUANT_KERNELS
-#include <cmath>
 
 #include "lanes.h"
 
@@ -132,9 +131,14 @@ struct Bounds {
   Bytes least, most;
 };
 
-static inline Bounds bounds_of(const Epilogue& e) {
-  return {bytes_everywhere((int)lrintf(e.low)), bytes_everywhere((int)lrintf(e.high))};
+// A number from 0 to 255, rounded as results are, in each byte. Not by `lrintf`: compilers call that, and keep no
+// register while they do.
+static inline Bytes byte_everywhere(float x) {
+  const Ints whole = to_ints(splat(x));
+  return narrowed(whole, whole, whole, whole);
 }
+
+static inline Bounds bounds_of(const Epilogue& e) { return {byte_everywhere(e.low), byte_everywhere(e.high)}; }
 
 template <int ACT>
 static inline Bytes bounded(Bytes x, const Bounds& bounds) {
@@ -157,8 +161,8 @@ static inline int32_t rest(const uint8_t* from, int64_t count) {
 static inline const uint8_t* at_edge(uint8_t* edge, const uint8_t* row, const Geometry& g, int64_t column) {
   const int64_t end = column + g.width();
   const int64_t first = column < 0 ? 0 : column, last = end > g.w ? g.w : end;
-  memcpy(edge, g.outside, g.run);
-  if (first < last) memcpy(edge + (first - column) * g.c, row + first * g.c, (last - first) * g.c);
+  copy_bytes(g.outside, g.run, edge);
+  if (first < last) copy_bytes(row + first * g.c, (last - first) * g.c, edge + (first - column) * g.c);
   return edge;
 }
 

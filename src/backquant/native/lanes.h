@@ -67,4 +67,21 @@ constexpr int WEIGHTS = WIDTH * WEIGHT_BYTES;  // bytes of the weights that one 
 #include "lanes_x86.h"
 #endif
 
+namespace backquant {
+
+// Without masks 32 at a time, as far as there are: most images have such numbers of channels.
+BACKQUANT_INLINE void copy_bytes(const uint8_t* from, int64_t count, uint8_t* to) {
+  int64_t at = 0;
+#if BACKQUANT_LANES == 16
+  for (; at + WIDTH <= count; at += WIDTH) store(to + at, load(from + at));
+  if (at < count) store_first(to + at, load_first(from + at, count - at), count - at);
+#else
+  for (; at + 32 <= count; at += 32) memcpy(to + at, from + at, 32);
+  if (at + 16 <= count) memcpy(to + at, from + at, 16), at += 16;
+  if (at < count) memcpy(to + at, from + at, count - at);
+#endif
+}
+
+}  // namespace backquant
+
 #endif

@@ -30,6 +30,10 @@ BACKQUANT_INLINE __mmask64 first_bytes(int64_t count) { return count >= 64 ? ~0u
 BACKQUANT_INLINE Bytes load_first(const uint8_t* from, int64_t count) {
   return _mm512_maskz_loadu_epi8(first_bytes(count), from);
 }
+// Masks: a copy of a number of bytes that varies is a call, and takes ten times as long.
+BACKQUANT_INLINE void store_first(uint8_t* to, Bytes x, int64_t count) {
+  _mm512_mask_storeu_epi8(to, first_bytes(count), x);
+}
 BACKQUANT_INLINE Floats load_first(const float* from, int64_t count) {
   return _mm512_maskz_loadu_ps((__mmask16)((1 << count) - 1), from);
 }
@@ -51,10 +55,7 @@ BACKQUANT_INLINE Bytes by_register(Bytes x) {
 // The first `count` of 16 numbers as bytes, saturated.
 BACKQUANT_INLINE void store_narrow(uint8_t* to, Ints x, int64_t count) {
   const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_max_epi32(x, _mm512_setzero_si512()));
-  if (count == 16) return _mm_storeu_si128((__m128i*)to, bytes);
-  alignas(16) uint8_t some[16];
-  _mm_store_si128((__m128i*)some, bytes);
-  memcpy(to, some, count);
+  _mm_mask_storeu_epi8(to, (__mmask16)((1 << count) - 1), bytes);
 }
 // 16 numbers of one register (of two, where it holds eight) in another order: number i is the one at places[i].
 BACKQUANT_INLINE void rearrange(const Ints* x, const int32_t* places, Ints* out) {
@@ -107,6 +108,11 @@ BACKQUANT_INLINE Bytes load_first(const uint8_t* from, int64_t count) {
   alignas(32) uint8_t some[32] = {0};
   memcpy(some, from, count < 32 ? count : 32);
   return _mm256_load_si256((const __m256i*)some);
+}
+BACKQUANT_INLINE void store_first(uint8_t* to, Bytes x, int64_t count) {
+  alignas(32) uint8_t some[32];
+  _mm256_store_si256((__m256i*)some, x);
+  memcpy(to, some, count);
 }
 BACKQUANT_INLINE Ints first_lanes(int64_t count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -182,11 +188,6 @@ BACKQUANT_INLINE void store(int32_t* to, Ints x) { BACKQUANT_INTS(storeu)((Ints*
 BACKQUANT_INLINE Ints subtract(Ints a, Ints b) { return BACKQUANT_NAME(sub_epi32)(a, b); }
 BACKQUANT_INLINE Bytes load(const uint8_t* from) { return BACKQUANT_INTS(loadu)((const Bytes*)from); }
 BACKQUANT_INLINE void store(uint8_t* to, Bytes x) { BACKQUANT_INTS(storeu)((Bytes*)to, x); }
-BACKQUANT_INLINE void store_first(uint8_t* to, Bytes x, int64_t count) {
-  alignas(64) uint8_t some[WIDTH];
-  BACKQUANT_INTS(store)((Bytes*)some, x);
-  memcpy(to, some, count);
-}
 
 BACKQUANT_INLINE Bytes bytes_everywhere(int x) { return BACKQUANT_NAME(set1_epi8)((char)x); }
 BACKQUANT_INLINE Bytes larger(Bytes x, Bytes y) { return BACKQUANT_NAME(max_epu8)(x, y); }

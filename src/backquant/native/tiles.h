@@ -145,16 +145,17 @@ BACKQUANT_APART static void gather(
   }
 }
 
-// Memory that is kept from call to call, by purpose.
+// Memory that is kept from call to call, by purpose; a line of the cache begins with it, so that no row of a tile is
+// spread over two where pixels are such lines.
 template <int PURPOSE>
 inline uint8_t* room(size_t bytes) {
   static thread_local std::unique_ptr<uint8_t[]> held;
   static thread_local size_t size = 0;
   if (bytes > size) {
-    held.reset(new uint8_t[bytes]);
+    held.reset(new uint8_t[bytes + 63]);
     size = bytes;
   }
-  return held.get();
+  return (uint8_t*)(((uintptr_t)held.get() + 63) & ~(uintptr_t)63);
 }
 
 // The lines from `begin` to `end` of all images with the borders of padding around each.
