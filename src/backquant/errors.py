@@ -84,7 +84,10 @@ class RankError(BackquantError):
 
 
 class CaptureError(BackquantError):
-    """The model cannot be captured as a graph."""
+    """The model cannot be captured as a graph. ``part``: the path of the module that stands in the way, if
+    there is one."""
+
+    part = ""
 
 
 class InputError(BackquantError, ValueError):

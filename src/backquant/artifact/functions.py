@@ -66,6 +66,7 @@ _MATH = (
 _OWN = frozenset(
     {
         "backquant.convert.custom_modules.dequantize_all",
+        "backquant.graph.in_place.put",
         "backquant.graph.objects.part",
     }
 )

@@ -52,6 +52,7 @@ from backquant.graph import (
     settle_mode_values,
     shallow_copy,
     verify,
+    zeros_for_unwritten,
 )
 from backquant.match.recheck import recheck
 from backquant.nn.intrinsic.rank import drop_rank_checks
@@ -178,6 +179,7 @@ def _working_copy(
 ) -> Conversion:
     module = rebuilt(ReferenceModel, prepared, shallow_copy(prepared))
     settle_mode_values(module)
+    zeros_for_unwritten(module)
     inline_custom_gradients(module)
     return Conversion(
         module=module,

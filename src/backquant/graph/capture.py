@@ -234,8 +234,10 @@ def _explained(error: Exception, model: nn.Module, tracer: ModuleTracer) -> Capt
     if not path and is_packages(model) and (part := largest_part(model)):
         fix = f"part by part; the largest is model.get_submodule({part!r})"
     reason = _OURS.sub("a value of the trace", str(error)).strip().splitlines()
-    return CaptureError(
+    told = CaptureError(
         f"the model cannot be traced symbolically: {reason[0] if reason else type(error).__name__}",
         where=f"{where}, {line}" if line else where,
         fix=fix,
     )
+    told.part = path
+    return told

@@ -62,9 +62,30 @@ def _shape(input: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     return input.new_empty((input.shape[0], columns(weight, offsets)))
 
 
+def _saved(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, given: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weight, offsets = ctx.saved_tensors
+    of_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+    of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+    width = columns(weight, offsets)
+    for group, begin, end in spans(offsets, x.shape[0]):
+        rows = slice(group * width, (group + 1) * width)
+        if of_x is not None:
+            of_x[begin:end] = given[begin:end] @ weight[rows]
+        if of_weight is not None:
+            of_weight[rows] = given[begin:end].T @ x[begin:end]
+    return of_x, of_weight, None
+
+
 for _device in ("CPU", "CUDA"):
     _LIBRARY.impl("grouped_linear", _grouped_linear, _device)
 torch.library.register_fake("backquant::grouped_linear", _shape, lib=_LIBRARY)
+torch.library.register_autograd(
+    "backquant::grouped_linear", _gradients, setup_context=_saved, lib=_LIBRARY
+)
 grouped_linear = torch.ops.backquant.grouped_linear.default
 
 #: Grouped products; the last is what ``transformers`` calls when it is exported.
@@ -72,6 +93,22 @@ _PRODUCTS = frozenset(
     {"aten._grouped_mm.default", "aten._grouped_mm", "transformers.grouped_mm_fallback.default"}
 )
 _FUNCTIONS = (torch._grouped_mm, F.grouped_mm)
+_NAMES = ("x", "matrix", "offs", "bias", "out_dtype")
+
+
+def product_shape(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """What a grouped product gives for tensors without values; ``None`` for any other call.
+
+    PyTorch's own stand-in refuses all dtypes but bfloat16, which its kernels for CPUs do not.
+    """
+    if call not in _FUNCTIONS:
+        return None
+    given = dict(zip(_NAMES, args, strict=False)) | kwargs
+    x, matrix, dtype = given["x"], given["matrix"], given.get("out_dtype")
+    if x.dim() != 2 or matrix.dim() != 3:
+        return None
+    result: Tensor = x.new_empty((x.shape[0], matrix.shape[-1]), dtype=dtype)
+    return result
 
 
 def grouped_linears(
@@ -124,18 +161,67 @@ def grouped_linears(
     return len(found)
 
 
-def _read(node: fx.Node, constants: Constants) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Rows, matrices and the ends of groups, where the matrices are float32 constants."""
+def grouped_linears_to_train(module: fx.GraphModule, scopes: dict[str, Scope]) -> int:
+    """The same for training: the rows are computed from the parameter at each call; how many.
+
+    >>> class Experts(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__(); self.w = torch.nn.Parameter(torch.ones(2, 3, 4))
+    ...     def forward(self, x, ends):
+    ...         return torch.nn.functional.grouped_mm(x, self.w.transpose(-2, -1), offs=ends)
+    >>> module = fx.symbolic_trace(Experts())
+    >>> grouped_linears_to_train(module, {}), [node.name for node in module.graph.nodes]
+    (1, ['x', 'w', 'ends', 'flatten', 'grouped_linear_default', 'output'])
+    """
+    constants = Constants(module)
+    found = [
+        (node, *read)
+        for node in module.graph.nodes
+        if (read := _read(node, constants, turned=True)) is not None
+    ]
+    for node, x, matrix, offsets in found:
+        with module.graph.inserting_before(node):
+            turned = matrix.all_input_nodes[0] if matrix.op != "get_attr" else None
+            # by names that no entry is for: the weight is rounded as rows, and once
+            rows = turned or module.graph.call_method("swapaxes", (matrix, 1, 2))
+            weight = module.graph.call_method("flatten", (rows, 0, 1))
+            made = module.graph.call_function(grouped_linear, (x, weight, offsets))
+        made.meta.update(node.meta)
+        for new in (rows, weight, made):
+            scopes.setdefault(new.name, scopes.get(node.name, Scope("", None)))
+        node.replace_all_uses_with(made)
+        for old in (node, matrix):
+            if not old.users:
+                module.graph.erase_node(old)
+                scopes.pop(old.name, None)
+    if found:
+        module.recompile()
+    return len(found)
+
+
+def _turned(node: Any, constants: Constants) -> fx.Node | None:
+    """What ``node`` turns: the last two axes of a constant."""
+    if not isinstance(node, fx.Node) or node.target not in ("transpose", torch.transpose):
+        return None
+    source, *axes = node.args
+    value = constants.value(source)
+    is_last = set(axes) in ({1, 2}, {-1, -2}, {1, -1}, {-2, 2}) and len(axes) == 2
+    return source if value is not None and is_last and isinstance(source, fx.Node) else None
+
+
+def _read(
+    node: fx.Node, constants: Constants, turned: bool = False
+) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """Rows, matrices and the ends of groups, where the matrices are float32 constants, or ``turned`` ones."""
     if node.op != "call_function":
         return None
     if node.target not in _FUNCTIONS and str(node.target) not in _PRODUCTS:
         return None
-    given = dict(zip(("x", "matrix", "offs", "bias", "out_dtype"), node.args, strict=False))
-    given |= node.kwargs
+    given = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
     x, matrix, offsets = given.get("x"), given.get("matrix"), given.get("offs")
     if given.get("bias") is not None or given.get("out_dtype") is not None:
         return None
-    value = constants.value(matrix)
+    value = constants.value((_turned(matrix, constants) if turned else None) or matrix)
     if value is None or value.dim() != 3 or value.dtype != torch.float32:
         return None
     is_read = all(isinstance(each, fx.Node) for each in (x, offsets))

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from backquant.graph.mutation import changes_argument, is_view
 
@@ -60,12 +61,23 @@ class Changeable(fx.Proxy):
         return self._changed(operator.pow, other)
 
 
+def put(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """A copy of ``x`` with ``values`` at ``places``, numbers of elements in their order: ``torch.put``, in
+    operators that exporters have.
+
+    >>> put(torch.zeros(2, 2), torch.tensor([1, 2]), torch.ones(2))
+    tensor([[0., 1.],
+            [1., 0.]])
+    """
+    flat = torch.scatter(x.flatten(), 0, places.flatten(), values.flatten())
+    return flat.reshape(x.shape)
+
+
 def read_changed_values(
     graph: fx.Graph, root: nn.Module, changed: Collection[fx.Node] = frozenset()
 ) -> None:
     """Rule 1, in place. ``changed``: calls that rules 3 and 4 noted.
 
-    >>> import torch
     >>> def twice(x):
     ...     torch.relu_(x)
     ...     return x + 1

@@ -46,6 +46,9 @@ _VIEWS = frozenset(
     }
 )
 
+# their results are tensors of their own, each with its own memory
+_SEVERAL = frozenset({"topk", "sort", "kthvalue", "cummax", "cummin"})
+
 
 def changes_argument(node: fx.Node, called: nn.Module | None = None) -> bool:
     """Rule 1. ``called``: the module that a ``call_module`` node calls.
@@ -103,5 +106,12 @@ def is_view(node: fx.Node, called: nn.Module | None = None) -> bool:
     target = node.target
     if isinstance(target, OpOverload):
         return any(result.alias_info is not None for result in target._schema.returns)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name in _VIEWS
+    name = _name(node)
+    is_item = name == "getitem" and isinstance(node.args[0], fx.Node)
+    return name in _VIEWS and not (is_item and _name(node.args[0]) in _SEVERAL)
+
+
+def _name(node: Any) -> str:
+    """Of the function or method that is called."""
+    target = node.target
+    return target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -168,11 +168,14 @@ def _checked_views(traced: Captured, as_pytorch: bool) -> Captured:
     if as_pytorch:
         note = f"{what}: the change may be lost where the tensor is quantized"
         return replace(traced, notes=(*traced.notes, note))
-    raise CaptureError(
+    refused = CaptureError(
         what,
         where=name,
         fix='capture="export", or write it without the change: torch.cat of the parts, or torch.where',
     )
+    if name in traced.scopes:
+        refused.part = traced.scopes[name].path
+    raise refused
 
 
 def is_exported(captured: Captured) -> bool:

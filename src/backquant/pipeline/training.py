@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,8 +21,10 @@ from backquant.graph import (
     own_tensors,
     rebuilt,
 )
+from backquant.graph.advice import largest_part
 from backquant.graph.clone import shallow_copy
 from backquant.graph.example_call import ExampleCall
+from backquant.graph.grouped import grouped_linear, grouped_linears_to_train
 from backquant.graph.values import GraphValues
 from backquant.match import DefaultRules, plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
@@ -31,7 +35,7 @@ from backquant.pipeline.capture import (
     traced_with_example,
 )
 from backquant.pipeline.faithful import agrees
-from backquant.pipeline.plan import FusedGraph, decided, in_evaluation
+from backquant.pipeline.plan import FusedGraph, decided, in_evaluation, named_by
 from backquant.pipeline.prepare import observed, with_standalone_modules
 from backquant.prepare import PreparedModule, Request, swap_for_training
 from backquant.qconfig import (
@@ -41,6 +45,7 @@ from backquant.qconfig import (
 )
 
 _SHOWN = 10
+_MOST_KINDS = 4
 
 
 class FusedForTraining(NamedTuple):
@@ -72,12 +77,64 @@ def fused_for_training(
     >>> type(graph.fused.fused.module.get_submodule("0")).__name__, graph.difference
     ('LinearReLU', '')
     """
-    captured, difference = _captured(model, custom, called)
+    try:
+        captured, difference = _captured(model, custom, called)
+    except CaptureError as error:
+        error.fix = _left_whole(error, model, custom, called)
+        raise
+    if grouped_linear in named_by(backend, "function"):
+        grouped_linears_to_train(captured.module, captured.scopes)
     made_plain = without_sync(captured.module)
     values = GraphValues(captured.module, None if called is None else called.inputs)
     fusions = plan_fusion(captured.module, backend, is_qat=True, values=values)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=True)
     return FusedForTraining(FusedGraph(fused, fusions), difference, captured.notes, made_plain)
+
+
+def _left_whole(
+    error: CaptureError,
+    model: nn.Module,
+    custom: PrepareCustomConfig | None,
+    called: ExampleCall | None,
+) -> str:
+    """The fix for ``error``: code that names the classes of modules without which ``model`` is captured.
+
+    The experts of a mixture stand in every layer, and an error names the first.
+    """
+    asked, failure = copy.deepcopy(custom) or PrepareCustomConfig(), error
+    given = list(asked.non_traceable_module_classes)
+    parts: dict[type, str] = {}
+    while failure.part and len(parts) < _MOST_KINDS:
+        parts.setdefault(type(model.get_submodule(failure.part)), failure.part)
+        if not _has_layers(model, tuple(parts)):
+            return f"part by part; the largest is model.get_submodule({largest_part(model)!r})"
+        try:
+            _captured(model, asked.set_non_traceable_module_classes([*given, *parts]), called)
+        except CaptureError as other:
+            failure = other
+        else:
+            return _naming(model, parts)
+    return error.fix
+
+
+def _has_layers(model: nn.Module, whole: tuple[type, ...]) -> bool:
+    """Whether ``model`` has layers outside of modules of the classes ``whole``."""
+    if isinstance(model, whole):
+        return False
+    is_layer = not isinstance(model, (nn.Embedding, nn.EmbeddingBag))
+    own = is_layer and any(each.dim() > 1 for each in model.parameters(recurse=False))
+    return own or any(_has_layers(part, whole) for part in model.children())
+
+
+def _naming(model: nn.Module, parts: Mapping[type, str]) -> str:
+    alike = sum(type(module) in parts for module in model.modules())
+    if alike == len(parts):
+        call = f"names({list(parts.values())!r})"
+    else:
+        kinds = ", ".join(f"type(model.get_submodule({path!r}))" for path in parts.values())
+        call = f"classes([{kinds}])"
+    it = "it stays" if alike == 1 else "they stay"
+    return f"PrepareCustomConfig().set_non_traceable_module_{call}  # {it} in float"
 
 
 def _captured(

@@ -325,3 +325,43 @@ def test_a_text_that_is_compared_is_not_held() -> None:
 
     notes = traced(Net(by_device), torch.randn(3, 4)).notes
     assert any("not (x.device.type == 'mps')" in n or "x.device.type != 'mps'" in n for n in notes)
+
+
+class Chosen(nn.Module):
+    """It asks for the values of a tensor; its result is as large as its input, or as its mask says."""
+
+    def __init__(self, of_the_mask: bool) -> None:
+        super().__init__()
+        self.of_the_mask = of_the_mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.zeros_like(x)
+        for row in (x.sum(1) > 0).nonzero():
+            made[row] = x[row] * 2
+        return made[x.sum(1) > 0] if self.of_the_mask else made
+
+
+class Around(nn.Module):
+    def __init__(self, of_the_mask: bool) -> None:
+        super().__init__()
+        self.chosen = Chosen(of_the_mask)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, _ = self.chosen(x).shape
+        return x[:rows] * 2
+
+
+def test_a_module_that_is_left_whole_is_tried_for_the_form_of_its_result() -> None:
+    x = torch.randn(3, 4)
+    model = Around(of_the_mask=False)
+    module = capture(model, example_inputs=(x,), non_traceable_classes=[Chosen]).module
+    torch.testing.assert_close(module(x), model(x))
+
+
+def test_a_form_that_depends_on_values_stays_unknown() -> None:
+    with pytest.raises(CaptureError, match="control flow"):
+        capture(
+            Around(of_the_mask=True),
+            example_inputs=(torch.randn(3, 4),),
+            non_traceable_classes=[Chosen],
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from backquant.graph.in_place import Changeable
+from backquant.graph.in_place import Changeable, put
 
 if TYPE_CHECKING:
     from backquant.graph.example_trace.tracer import ExampleTracer
@@ -91,8 +91,7 @@ class ExampleProxy(Changeable):
             given = torch.full_like(places, value, dtype=x.dtype)
         else:
             given = value.to(x.dtype).expand_as(places)
-        # no exporter writes ``put``: other traces leave it to torch.export
-        made: Any = torch.put(x, places, given)
+        made = self.tracer.create_proxy("call_function", put, (self, places, given), {})
         self.tracer.changed.add(made.node)
 
     @classmethod

@@ -130,6 +130,7 @@ class ExampleTracer(ModuleTracer):
                 call = module if forward is None else forward.__get__(module)
                 if self.values.run(node, call) is not UNKNOWN:
                     return
+            self.values.try_on_tensors(node, call)
         finally:
             self._is_running = False
             for part, mode in modes.items():

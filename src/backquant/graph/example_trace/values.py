@@ -11,6 +11,8 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from backquant.graph.grouped import product_shape
+
 # Of a tensor: what depends on how it was made, not on its size and dtype.
 _OF_GRADIENTS = frozenset({"requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad"})
 
@@ -74,12 +76,39 @@ class ExampleValues:
             with self._mode, torch.no_grad():
                 if isinstance(call, str):
                     return getattr(args[0], call)(*args[1:], **kwargs)
-                return call(*args, **kwargs)
+                made = product_shape(call, args, kwargs)
+                return call(*args, **kwargs) if made is None else made
         except Exception:
             leaves = (call, *pytree.tree_leaves((args, kwargs)))
             if any(isinstance(leaf, (torch.Tensor, nn.Module, MethodType)) for leaf in leaves):
                 return UNKNOWN
             raise
 
+    def try_on_tensors(self, node: fx.Node, call: Callable[..., Any]) -> None:
+        """The value of ``node``, a call of a module that asks for the values of tensors: what it gives for
+        zeros and for ones, if these are of the same form."""
+        if any(self.of(each) is UNKNOWN for each in node.all_input_nodes):
+            return
+        given = fx.node.map_arg((node.args, node.kwargs), self.of)
+        made = []
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for filled in (torch.zeros, torch.ones):
+                args, kwargs = pytree.tree_map_only(torch.Tensor, _filled_with(filled), given)
+                try:
+                    made.append(call(*args, **kwargs))
+                except Exception:  # code of the user
+                    return
+        forms = [pytree.tree_map_only(torch.Tensor, _form, each) for each in made]
+        if forms[0] == forms[1]:
+            self.give(node, made[0])
+
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._mode.from_tensor(tensor, static_shapes=True)
+
+
+def _filled_with(fill: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: fill(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
