@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -86,3 +87,43 @@ def test_a_backend_without_the_rule() -> None:
     config.set_defaults(replace(config.defaults, leave_float=()))
     report = backquant.explain(Layers().eval(), torch.randn(2, 8, 5), backend=config)
     assert _outcomes(report) == ["quantized"] * 4
+
+
+SPELLED: dict[str, Any] = {
+    "divided": lambda own, a: torch.softmax(a / 4, -1),
+    "div": lambda own, a: a.div(4).softmax(-1),
+    "masked": lambda own, a: (a * 0.25).masked_fill(own.mask, -1e9).softmax(-1),
+    "where": lambda own, a: torch.where(own.mask, a, torch.tensor(-1e9)).softmax(-1),
+    "module": lambda own, a: own.softmax(a * 0.25),
+    "bias first": lambda own, a: own.softmax(own.bias + a),
+    "method": lambda own, a: own.softmax(a.add(own.bias).mul(0.25)),
+    "less the largest": lambda own, a: torch.softmax(a - a.amax(-1, keepdim=True), -1),
+}
+
+
+class Attending(nn.Module):
+    def __init__(self, spelled: str) -> None:
+        super().__init__()
+        self.spelled, self.softmax = spelled, nn.Softmax(dim=-1)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.register_buffer("mask", torch.rand(8, 8) > 0.7)
+        self.register_buffer("bias", torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).reshape(2, 8, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        scores = SPELLED[self.spelled](self, torch.matmul(q, k.transpose(-2, -1)))
+        return self.out(torch.matmul(scores, v).transpose(1, 2).reshape(2, 8, 32))
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_attention_stays_float_however_its_scores_are_spelled(spelled: str) -> None:
+    """And is one kernel between integers."""
+    torch.manual_seed(0)
+    model, x = Attending(spelled).eval(), torch.randn(2, 8, 32)
+    quantized = backquant.quantize(model, x, backend="x86", calibration=[x], slower="keep")
+    found = {row.node: row.outcome for row in quantized.report.rows}
+    assert {found["matmul"], found["matmul_1"], found["softmax"]} == {"float"}
+    targets = [str(node.target) for node in quantized.graph_module.graph.nodes]
+    whole = spelled not in ("where", "less the largest")  # what the one kernel knows
+    assert any("attended" in target for target in targets) == whole
+    assert sum("quantized." in use.kernel for use in quantized.kernels) == 0

@@ -27,7 +27,15 @@ from backquant.backend_config import (
     LeaveFloat,
     QuantDefault,
 )
-from backquant.operators import catalog, clamped, elementwise, fixed_qparams, shape, spellings
+from backquant.operators import (
+    catalog,
+    clamped,
+    elementwise,
+    fixed_qparams,
+    overload,
+    shape,
+    spellings,
+)
 
 TENSOR_WEIGHT = QuantDefault("minmax", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
 CHANNEL_WEIGHT = QuantDefault(
@@ -84,8 +92,8 @@ TENSOR_TRANSPOSED = DefaultOverride(
 PLAIN_TRANSPOSED = DefaultOverride(TRANSPOSED)
 
 
-ADDITIONS = (operator.add, torch.add)
-PRODUCTS = (operator.mul, torch.mul)
+ADDITIONS = (operator.add, torch.add, "add")
+PRODUCTS = (operator.mul, torch.mul, "mul")
 # residual additions of transformers, and what is added to or multiplied with masks and rotary angles
 NORMS = (nn.LayerNorm, F.layer_norm, nn.RMSNorm, F.rms_norm)
 RESIDUAL = LeaveFloat(ADDITIONS, after=(nn.Linear, F.linear), before=NORMS)
@@ -96,7 +104,7 @@ TABLES = LeaveFloat((*ADDITIONS, *PRODUCTS), with_table=True)
 # a root, a gate written out): between two conversions an integer kernel saves nothing, and rounds once more.
 # The same holds of what moves, clips and averages values: where nothing behind it reads integers, what made
 # the values need not round them (a convolution before a recurrent layer, a sigmoid before the output).
-FIXED = tuple(pattern for pattern, _ in fixed_qparams.PATTERNS if pattern is not nn.Softmax)
+FIXED = tuple(pattern for pattern, _ in fixed_qparams.PATTERNS)
 CLIPS = (*elementwise.RELUS, *clamped.CLAMPS)
 ARITHMETIC = LeaveFloat(
     tuple(
@@ -119,8 +127,14 @@ ARITHMETIC = LeaveFloat(
 SOFTMAX = spellings("softmax")
 SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
 # On PyTorch's own engines the two products of attention as well: their kernel (quantized.matmul) dequantizes
-# both factors, multiplies floats and quantizes what they give.
-ATTENTION = LeaveFloat((torch.matmul, *ADDITIONS, *PRODUCTS), before=SOFTMAX)
+# both factors, multiplies floats and quantizes what they give. What scales and masks scores in between has no
+# entry, and stands here to be looked through.
+SCALES = (operator.truediv, torch.div, "div", overload("div", "Tensor"), operator.sub, torch.sub)
+MASKS = (
+    *(torch.where, overload("where", "self"), overload("where", "ScalarOther")),
+    *("masked_fill", torch.masked_fill, overload("masked_fill", "Scalar")),
+)
+ATTENTION = LeaveFloat((torch.matmul, *ADDITIONS, *PRODUCTS, *SCALES, *MASKS), before=SOFTMAX)
 WEIGHTED = LeaveFloat((torch.matmul,), after=SOFTMAX)
 LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC, ATTENTION, WEIGHTED)
 # weighted kernels that give floats as well
