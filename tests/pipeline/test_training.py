@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import random
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -260,3 +261,33 @@ def test_a_target_that_never_rounds_results_trains_without_rounding_them() -> No
     config = _without_rules().set_qdq(QDQRules(leave_float=(rule,)))
     found = _observed(_prepared(Activated(), torch.randn(6, 8), config))
     assert found & {f"layers_{number}" for number in range(5)} == {"layers_2", "layers_3"}
+
+
+class Masked(nn.Module):
+    """It draws a mask by sizes and numbers of Python, in training alone, as SpecAugment does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop, self.head = nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, flag: bool = True) -> torch.Tensor:
+        if self.training:
+            x = (
+                x
+                * torch.tensor([random.choice(range(int(row.sum() > 0) + 1)) for row in x])[:, None]
+            )
+        return self.head(self.drop(self.fc(x) if flag and x.shape[-1] == 8 else x))
+
+
+def test_a_model_that_is_captured_in_evaluation_alone_trains_as_in_evaluation() -> None:
+    torch.manual_seed(0)
+    model, x = Masked().train(), torch.randn(16, 8)
+    mapping: Any = backquant.get_default_qat_qconfig_mapping("x86")
+    with pytest.warns(UserWarning, match="in both modes what the model does in evaluation mode"):
+        prepared = backquant.prepare_qat_fx(model, mapping, (x,), backend_config="x86")
+    assert prepared.training and model.training
+    assert not torch.equal(prepared(x), prepared(x))  # dropout drops
+    prepared(x).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in prepared.parameters())
+    prepared.apply(backquant.disable_fake_quant).eval()
+    torch.testing.assert_close(prepared(x), model.eval()(x))

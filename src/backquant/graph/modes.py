@@ -32,6 +32,8 @@ from backquant.graph.example_call import first_calls
 from backquant.graph.scope import Scope
 from backquant.graph.wrapped import passed_on
 
+ONLY_IN_MODE = "the prepared model computes in both modes what the model does in {} mode"
+
 
 class ModeValue(nn.Module):
     """A constant (``True``, ``0.1``) that differs between training and evaluation.
@@ -207,7 +209,7 @@ def _settled(read: fx.Node, value: Any, leaf: Any) -> Any:
 
 def _only_in_own_mode(model: nn.Module) -> str:
     mode = "training" if model.training else "evaluation"
-    return f"the prepared model computes in both modes what the model does in {mode} mode"
+    return ONLY_IN_MODE.format(mode)
 
 
 def _first_difference(one: fx.Graph, two: fx.Graph) -> str:

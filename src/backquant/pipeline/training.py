@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from backquant.graph.advice import largest_part
 from backquant.graph.clone import shallow_copy
 from backquant.graph.example_call import ExampleCall
 from backquant.graph.grouped import grouped_linear, grouped_linears_to_train
+from backquant.graph.modes import ONLY_IN_MODE
 from backquant.graph.values import GraphValues
 from backquant.match import DefaultRules, plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
@@ -154,11 +155,32 @@ def _captured(
     how = partial(traced_with_example, custom, Capturing("trace", called.inputs), why)
     try:
         made = capture_for_training(model, how, called.inputs)
-    except CaptureError:
-        if plain is None:
+    except CaptureError as error:
+        if plain is not None:
+            return plain
+        instead = _as_in_evaluation(model, how, called, error)
+        if instead is None:
             raise
-        return plain
+        return instead
     return made if plain is None or _agrees(made.captured, model, called) else plain
+
+
+def _as_in_evaluation(
+    model: nn.Module, how: Callable[[nn.Module], Captured], called: ExampleCall, error: CaptureError
+) -> CapturedForTraining | None:
+    """The graph of evaluation for both modes: what draws masks in Python, in training alone (SpecAugment),
+    cannot be recorded. Modules (dropout, batch norms) follow the mode all the same."""
+    if not model.training:
+        return None
+    try:
+        captured = capture_for_training(shallow_copy(model).eval(), how, called.inputs).captured
+    except CaptureError:
+        return None
+    modes = {path: part.training for path, part in model.named_modules(remove_duplicate=False)}
+    for path, part in captured.module.named_modules(remove_duplicate=False):
+        part.training = modes.get(path, True)
+    why = f"in training mode {error.what} ({error.where})"
+    return CapturedForTraining(captured, f"{ONLY_IN_MODE.format('evaluation')}: {why}")
 
 
 def _agrees(captured: Captured, model: nn.Module, called: ExampleCall) -> bool:

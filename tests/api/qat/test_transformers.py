@@ -93,6 +93,30 @@ def test_models_whose_norms_are_written_out_train(name: str) -> None:
     assert len(quantized.kernels) >= 16
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_speech_models_that_mask_by_numpy_in_training() -> None:
+    """SpecAugment cannot be recorded: the graph is that of evaluation, and the report says so."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    convolutions = {"conv_dim": (16, 16), "conv_kernel": (3, 3), "conv_stride": (2, 2)}
+    config = transformers.Wav2Vec2Config(
+        **{**SMALL, **convolutions, "num_feat_extract_layers": 2, "initializer_range": 0.2},
+        **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "layerdrop": 0.0},
+    )
+    model, x = transformers.Wav2Vec2Model(config).train(), torch.randn(2, 2000)
+    mapping: Any = backquant.get_default_qat_qconfig_mapping("x86")
+    with pytest.warns(UserWarning, match="what the model does in evaluation mode"):
+        prepared = backquant.prepare_qat_fx(model, mapping, (x,), backend_config="x86")
+    for _ in range(3):
+        prepared(x)["last_hidden_state"].square().mean().backward()
+    quantized = backquant.convert_fx(prepared.apply(backquant.disable_observer).eval())
+    with torch.no_grad():
+        wanted = prepared(x)["last_hidden_state"]
+        noise = (quantized(x)["last_hidden_state"] - wanted).square().sum()
+    assert noise < 0.02 * wanted.square().sum()
+    assert len(quantized.kernels) >= 16
+
+
 def test_a_cache_in_the_result_is_told(snapshot: Any) -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.LlamaModel(transformers.LlamaConfig(**SMALL)).train()
