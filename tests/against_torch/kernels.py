@@ -318,10 +318,12 @@ def _between(
     for name in use.nodes[:-1] if "rounds once" in use.kernel else ():
         inner = _only_quantize(nodes[name])
         if inner is not None:
-            value, (low, high) = recorder.values[inner.name], inner.args[3:5]
-            steps += math.ceil(0.5 * inner.args[1] / behind.args[1])  # type: ignore[operator]
-            ends = (value == low) | (value == high)
-            cut = cut | ends if ends.shape == cut.shape else cut
+            given, scale, zero_point, low, high = inner.args[:5]
+            steps += math.ceil(0.5 * scale / behind.args[1])  # type: ignore[operator]
+            # a value at the end of the range that rounds to it is not cut off (zeros of a ReLU)
+            exact = recorder.values[given.name].double() / scale + zero_point  # type: ignore[union-attr]
+            beyond = (exact < low - 0.5) | (exact > high + 0.5)  # type: ignore[operator]
+            cut = cut | beyond if beyond.shape == cut.shape else cut
     return _Between(cut, steps)
 
 
