@@ -229,3 +229,18 @@ def test_results_of_one_call_have_memory_of_their_own() -> None:
     assert captured.lost_change == ""
     for made, wanted in zip(captured.module(x), Routed()(x), strict=True):
         assert torch.equal(made, wanted)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_items_that_are_assigned_are_exported_and_saved(tmp_path) -> None:
+    """Neither ONNX nor a saved model has ``torch.put``."""
+    x = torch.randn(3, 4)
+    model = nn.Sequential(nn.Linear(4, 4), Written(by_rows), nn.Linear(4, 4)).train()
+    mapping = backquant.get_default_qat_qconfig_mapping("onnxruntime")
+    prepared = backquant.prepare_qat_fx(model, mapping, x, backend_config="onnxruntime")
+    prepared(x)
+    quantized = backquant.convert_fx(prepared.eval())
+    backquant.save(quantized, tmp_path / "model.bq")
+    assert torch.equal(backquant.load(tmp_path / "model.bq")(x), quantized(x))
+    backquant.export(quantized, tmp_path / "model.onnx")
+    assert "ScatterElements" in (tmp_path / "model.onnx").read_bytes().decode("latin-1")

@@ -233,7 +233,10 @@ def _explained(error: Exception, model: nn.Module, tracer: ModuleTracer) -> Capt
     )
     if not path and is_packages(model) and (part := largest_part(model)):
         fix = f"part by part; the largest is model.get_submodule({part!r})"
-    reason = _OURS.sub("a value of the trace", str(error)).strip().splitlines()
+    words = (
+        "torch.vmap maps tensors, not values of a trace" if "vmap(" in str(error) else str(error)
+    )
+    reason = _OURS.sub("a value of the trace", words).strip().splitlines()
     told = CaptureError(
         f"the model cannot be traced symbolically: {reason[0] if reason else type(error).__name__}",
         where=f"{where}, {line}" if line else where,

@@ -52,6 +52,13 @@ def _of_export(module: fx.GraphModule, reason: str, words: str) -> CaptureError:
     nodes = {node.name: node for node in module.graph.nodes} if found else {}
     node = nodes.get(found[1]) if found else None
     where = "forward" if node is None else f"node {node.name!r}, {node.target}"
+    if "vmap" in words:
+        return CaptureError(
+            "the exported model reads a value from inside of a function that torch.vmap maps, as a constant",
+            where=where,
+            fix="write what torch.vmap maps with broadcasting, f(a[:, None], b[None]), or go part by part,\n"
+            "with what each is called with: model.set_submodule(path, backquant.quantize(part, ...))",
+        )
     return CaptureError(
         f"the exported model fails on inputs that the model accepts: {reason}",
         where=where,
