@@ -20,6 +20,7 @@ from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import call_that_runs, called_on_example
 from backquant.convert import convert_to_reference, original_weights
 from backquant.errors import UsageError
+from backquant.garbage import makes_graphs
 from backquant.graph import preserve
 from backquant.graph.example_call import ExampleCall
 from backquant.pipeline.capture import Capturing, spelled_request
@@ -44,6 +45,7 @@ from backquant.report.skipped import skipped_in_standalone, warn_of_skipped
 from backquant.runtime import QuantizedModel
 
 
+@makes_graphs
 def fuse_fx(
     model: nn.Module,
     fuse_custom_config: FuseCustomConfig | dict[str, Any] | None = None,
@@ -80,6 +82,7 @@ def fuse_fx(
     return fused
 
 
+@makes_graphs
 def prepare_fx(  # size: PyTorch's signature
     model: nn.Module,
     qconfig_mapping: QConfigMapping | dict[str, Any],
@@ -139,6 +142,7 @@ def prepare_fx(  # size: PyTorch's signature
     return prepared
 
 
+@makes_graphs
 def prepare_qat_fx(
     model: nn.Module,
     qconfig_mapping: QConfigMapping | dict[str, Any],
@@ -205,6 +209,7 @@ def prepare_qat_fx(
     return prepared
 
 
+@makes_graphs
 def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
     model: Model,
     qconfig_mapping: QConfigMapping | dict[str, Any],
@@ -263,6 +268,7 @@ def _counted(step: Planned, called: ExampleCall) -> Planned:
     return step._replace(record=replace(step.record, costs=costs))
 
 
+@makes_graphs
 def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
@@ -297,6 +303,7 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     return reference
 
 
+@makes_graphs
 def convert_fx(  # size: PyTorch's signature
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
@@ -349,6 +356,7 @@ def convert_fx(  # size: PyTorch's signature
     return quantized
 
 
+@makes_graphs
 def convert_to_integer_reference(
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,

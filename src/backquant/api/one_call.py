@@ -23,6 +23,7 @@ from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.examples import called_on_example
 from backquant.calibrate.group import sharing
 from backquant.errors import EngineError
+from backquant.garbage import makes_graphs
 from backquant.lower import EngineInfo, find_engine
 from backquant.match.plan import Reason
 from backquant.pipeline.capture import Capturing
@@ -46,6 +47,7 @@ from backquant.speed.slower import TIMING, slower_choice, the_faster
 
 
 # size: the model, its inputs, and one keyword per independent choice of the user
+@makes_graphs
 def quantize(
     model: Model,
     example_inputs: Any = None,
@@ -209,6 +211,7 @@ def quantize(
         return made
 
 
+@makes_graphs
 def explain(  # size: as quantize
     model: Model,
     example_inputs: Any,

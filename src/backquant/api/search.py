@@ -34,12 +34,14 @@ from backquant.calibrate.batches import check_set, check_some, kept_set
 from backquant.calibrate.group import held_by_all, sharing
 from backquant.deploy.session import running_target
 from backquant.errors import UsageError
+from backquant.garbage import makes_graphs
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.runtime import QuantizedModel
 
 _HELD = 64  # batches
 
 
+@makes_graphs
 def search(  # size: as quantize
     model: Model,
     data: Iterable[Any],
