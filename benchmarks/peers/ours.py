@@ -40,12 +40,12 @@ def prepare(task: Task, recipe: str = "default") -> Prepared:
     return _prepared(_quantized(task, recipe))
 
 
-def prepare_library(task: Task) -> Prepared:
+def prepare_library(task: Task, recipe: str = "default") -> Prepared:
     """As ``quantize`` gives it, on the library of kernels."""
     backquant.native.build_kernels()
     if reason := backquant.native.missing():
         raise RuntimeError(reason)
-    return _prepared(_quantized(task))
+    return _prepared(_quantized(task, recipe))
 
 
 def prepare_compiled(task: Task) -> Prepared:

@@ -7,7 +7,8 @@ The networks come inside of packages (``benchmarks/tasks/cases.py``), the record
 ``klettres-data``. Each cell is a process of its own with a time limit; what it
 raises is said under the table.
 Of each: the task on test data, SQNR of the output beside the float model in dB, and CPU time of a test batch
-as × of the float model in PyTorch, which runs in turns with it in the same process, one thread.
+as × of the float model in PyTorch, which runs in turns with it in the same process, one thread. The x86 rows
+run on the library of kernels.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ PEERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "ort_percentile": ("onnx_runtime", "prepare_percentile", {}, "ONNX Runtime, percentile"),
     "nncf": ("openvino", "prepare_int8", {}, "NNCF, OpenVINO"),
     "nncf_control": ("openvino", "prepare_controlled", BUDGET, "NNCF, accuracy control"),
-    "backquant": ("ours", "prepare", {}, "backquant x86"),
-    "better": ("ours", "prepare", {"recipe": "better"}, "backquant x86, better"),
-    "best": ("ours", "prepare", {"recipe": "best"}, "backquant x86, best"),
+    "backquant": ("ours", "prepare_library", {}, "backquant x86"),
+    "better": ("ours", "prepare_library", {"recipe": "better"}, "backquant x86, better"),
+    "best": ("ours", "prepare_library", {"recipe": "best"}, "backquant x86, best"),
     "search": ("ours", "prepare_searched", BUDGET, "backquant x86, search"),
     "search_better": (
         "ours",

@@ -4,7 +4,7 @@
 
 Activations have 8 bits, as on x86 by default; so has what the loss is counted from. Calibration and recipes
 have all data that are apart from the tests. Of each: the task on test data, SQNR of the outputs in dB, and
-the share that is gone of the noise that 4 bits add when they are rounded to the nearest.
+the share that is gone of the noise that 4 bits add when they are rounded to the nearest, without any recipe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.machine import machine
 from benchmarks.tasks.__main__ import RECORDINGS, sqnr
 from benchmarks.tasks.cases import CASES
 
-RECIPES = ("default", "better", "best", "blocks")
+RECIPES = ("none", "better", "best", "blocks")
 STEPS = {"blocks": ["gptq", "blocks", "bias-correction"]}
 
 
@@ -69,7 +69,7 @@ def main() -> None:
             level, right = sqnr(wanted, torch.cat(found)), case.metric(found)
             key = f"{bits} bits, {recipe}"
             noise[key] = 10 ** (-level / 10)
-            nearest, eight = noise.get("4 bits, default"), noise["8 bits, default"]
+            nearest, eight = noise.get("4 bits, none"), noise["8 bits, default"]
             share = None if nearest is None else (nearest - noise[key]) / (nearest - eight)
             rows.append([name, key, right, level, share, seconds])
             back = "" if share is None else f"{share:.0%}"
