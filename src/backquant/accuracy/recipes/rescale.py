@@ -31,7 +31,7 @@ _MOST = 1e4  # of a factor, and one by it the least
 _ROUNDS = 20
 _LESS = 0.98  # of the error, and a factor is worth its change
 _ENOUGH = 256  # values of a channel: the largest of fewer says little of what is to come, which is clipped
-_MUCH_LESS = 0.5  # the same where it takes an operator out of a kernel
+_MUCH_LESS = 0.3  # the same where it takes an operator out of a kernel
 _STRENGTHS = (0.25, 0.5, 0.75)
 _PRODUCTS = (0.4, 0.5, 0.65, 0.8)
 _AWQ_STRENGTHS = tuple(step / 10 for step in range(1, 11))
@@ -120,8 +120,8 @@ def products(draft: Draft, bench: Bench) -> Iterator[Together]:
     value once more.
 
     An activation function that is fused into a layer's kernel runs in float after it then: such a
-    multiplication has to halve the error of the layers that read the value. Channels of which
-    few values are known are not scaled: what is new is clipped.
+    multiplication has to leave less than a third of the error of the layers that read the value. Channels
+    of which few values are known are not scaled: what is new is clipped.
     """
 
     def candidates(seen: _Seen, read: Tensor) -> Iterator[Tensor]:
