@@ -128,6 +128,27 @@ def test_a_model_is_timed_in_the_runtime_that_it_is_for(
     assert known and len(found.trials) <= 3
 
 
+def test_the_answer_has_the_corrections_of_the_default() -> None:
+    """Biases, as `quantize` corrects them; where a layer is left in float it keeps its own."""
+    torch.manual_seed(0)
+    filters = [nn.Sequential(nn.Conv2d(32, 32, 3, groups=32), nn.ReLU()) for _ in range(4)]
+    ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 8)
+    model = nn.Sequential(nn.Conv2d(3, 32, 1), nn.ReLU(), *filters, *ends).eval()
+    data = [torch.rand(4, 3, 24, 24) for _ in range(6)]
+
+    def searched(recipe: Any) -> Any:
+        budget = {"min_sqnr": 3}
+        return backquant.search(
+            model, data, "tensorrt", budget=budget, calibration=data, recipe=recipe
+        )
+
+    corrected, plain = searched("default"), searched("none")
+    assert any(note.startswith("recipe: biases: ") for note in corrected.model.report.notes)
+    assert corrected.best.loss < 0.7 * plain.best.loss
+    gained = corrected.model.report.extras["recipe"]["gained"]
+    assert [one["step"] for one in gained] == ["biases"]
+
+
 def test_ctrl_c_gives_the_best_so_far(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = net
 

@@ -132,8 +132,11 @@ def search(  # size: as quantize
     )
     measured = data if calibration is None else kept_set(calibration)
     with sharing(group) as ranks:
-        ready = call.calibrated(model, example_inputs, measured, progress=progress, ranks=ranks)
+        ready = call.calibrated(
+            model, example_inputs, measured, progress=progress, ranks=ranks, corrects=steps.biases
+        )
         spent = time.process_time() - start
+        ready, _ = ready.corrected(steps)
         ready = ready.improved(steps, progress=progress, ranks=ranks)
         runner = _runner(ready, usual_folder() if times == "auto" else times)
         if limits.limits_time and runner.clock is None:
