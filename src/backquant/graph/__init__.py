@@ -64,6 +64,7 @@ from backquant.graph.scope import Scope
 from backquant.graph.tracer import is_leaf
 from backquant.graph.unwritten import zeros_for_unwritten
 from backquant.graph.verify import complaints, verify
+from backquant.graph.whole_pools import whole_pools
 from backquant.graph.wrapped import inline_call, inline_wrapped
 from backquant.graph.written_out import hard_swishes
 
@@ -130,6 +131,7 @@ __all__ = [
     "shallow_copy",
     "verify",
     "with_distinct_tensors",
+    "whole_pools",
     "without_parametrizations",
     "zeros_for_unwritten",
 ]

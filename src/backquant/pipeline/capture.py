@@ -33,6 +33,7 @@ from backquant.graph import (
     move_rank_reads,
     products_of_activations,
     reshape_views,
+    whole_pools,
     zeros_for_unwritten,
 )
 from backquant.graph.decompose import Decomposition, decomposition_of
@@ -247,6 +248,7 @@ def _rewrite(captured: Captured, capturing: Capturing) -> None:
     hard_swishes(module, scopes, values, kept)
     grouped_linears(module, scopes, kept)
     zeros_for_unwritten(module, kept)
+    whole_pools(module, kept)
     products_of_activations(module, scopes, values, kept)
     add_computed_biases(module, scopes, kept)
     batch_norm_modules(module, scopes, values, kept)
