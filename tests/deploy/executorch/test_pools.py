@@ -46,12 +46,18 @@ INSIDE: dict[str, Function] = {
     "adaptive-max-pool-1d": lambda x: F.adaptive_max_pool1d(x.flatten(2), 9),
     "max-pool-without-batch": lambda x: F.max_pool2d(x[0], 2),
     "avg-pool-without-batch": lambda x: F.avg_pool2d(x[0], 3, ceil_mode=False),
+    "avg-pool-of-more-than-all": lambda x: F.avg_pool2d(x, 64, ceil_mode=True),
+    "avg-pool-of-all-without-padding": lambda x: F.avg_pool2d(x, (6, 7), (5, 7), ceil_mode=True),
+    "avg-pool-in-ceil-mode": lambda x: F.avg_pool2d(x, 2, ceil_mode=True),
+    "max-pool-in-ceil-mode": lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True),
+    "max-pool-in-ceil-mode-without-batch": lambda x: F.max_pool2d(x[0], 2, 2, ceil_mode=True),
     "adaptive-avg-pool": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
     "adaptive-max-pool": lambda x: F.adaptive_max_pool2d(x, 2),
 }
 OUTSIDE: dict[str, Function] = {
     "axes-apart": lambda x: x.amax((1, 3)),
     "places": lambda x: x.max(3)[1].float(),
+    "windows-that-end-outside": lambda x: F.avg_pool2d(x, 5, 4, ceil_mode=True),
     "sizes-that-do-not-divide": lambda x: F.adaptive_avg_pool2d(x, 4),
 }
 
