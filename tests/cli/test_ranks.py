@@ -94,7 +94,7 @@ def started(rank: int, size: int, port: int, words: list[str]) -> int:
 
 @pytest.mark.parametrize(
     "words",
-    ["sensitivity", "search -b tensorrt --budget max_bytes=200 -o found.bq"],
+    ["sensitivity", "search -b tensorrt --recipe none --budget max_bytes=200 -o found.bq"],
     ids=["sensitivity", "search"],
 )
 def test_a_command_of_two_ranks_says_what_one_says(

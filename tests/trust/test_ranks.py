@@ -27,7 +27,7 @@ from backquant.errors import BackquantError, CalibrationError, ConfigError, Rank
 KILLED = "killed"
 STEPS = ["ranges", "weight-clipping", "gptq", "bias-correction"]
 # figures that no clock gives: those of one process and of ranks are the same
-SEARCH: dict[str, Any] = {"backend": "tensorrt", "example_inputs": torch.zeros(1, 4)}
+SEARCH: dict[str, Any] = {"backend": "tensorrt", "example_inputs": torch.zeros(1, 4), "recipe": []}
 BUDGET = {"max_bytes": 200}
 
 
