@@ -30,6 +30,7 @@ from backquant.deploy.program import export_program, quiet
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
 from backquant.match.plan import Reason
+from backquant.operators.windows import cut_windows
 from backquant.reason_codes import ReasonCode
 from backquant.runtime.compiled.compiler import check_compiler
 
@@ -58,6 +59,7 @@ class InductorTarget:
         """Compile, package, run on the example inputs, and read the kernels back."""
         module = split_dequantize(job.module)
         program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
+        cut_windows(program.exported.graph)
         keep_ceil_mode(program)
         number_paddings(program)
         hold_zero(program)

@@ -8,9 +8,7 @@
 3. The least and the greatest value of a whole tensor (``x.amin()``) are those along all its axes, which are
    written out: of an empty list the exporter makes nothing. Both at once (``x.aminmax()``), which it does not
    know, are one after the other.
-4. The window of a pooling is no larger than what it moves over. In ceil mode PyTorch takes a larger one, and
-   cuts it off; runtimes refuse it.
-5. Integers that are taken from a float number (``1.0 - mask``) become floats before: the exporter makes the
+4. Integers that are taken from a float number (``1.0 - mask``) become floats before: the exporter makes the
    subtraction one whose first operand is the number, and finds no form of it for the types.
 """
 
@@ -25,10 +23,9 @@ from torch.export.graph_signature import ConstantArgument, OutputSpec, TensorArg
 
 from backquant.deploy.edits import AtenCalls
 from backquant.operators import overload, overloads
+from backquant.operators.windows import cut_windows
 
 __all__ = ["spell_for_onnx"]
-
-_POOLS = tuple(f"{kind}_pool{rank}d" for kind in ("avg", "max") for rank in (1, 2, 3))
 
 
 def spell_for_onnx(program: ExportedProgram) -> None:
@@ -40,14 +37,9 @@ def spell_for_onnx(program: ExportedProgram) -> None:
     >>> spell_for_onnx(program)
     >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     ['aten.reshape.default', 'aten.full.default']
-    >>> pool = torch.nn.AvgPool2d(8, ceil_mode=True)
-    >>> program = torch.export.export(pool, (torch.zeros(1, 2, 3, 9),))
-    >>> spell_for_onnx(program)
-    >>> [node] = program.graph.find_nodes(op="call_function", target=overload("avg_pool2d"))
-    >>> node.args[1:]
-    ([3, 8], [8, 8], [0, 0], True)
     """
-    attention, pools = overloads("scaled_dot_product_attention"), overloads(*_POOLS)
+    attention = overloads("scaled_dot_product_attention")
+    cut_windows(program.graph)
     for node in list(program.graph.nodes):
         if node.target is overload("view"):
             node.target = overload("reshape")
@@ -58,8 +50,6 @@ def spell_for_onnx(program: ExportedProgram) -> None:
             node.args = (x, axes or list(range(x.meta["val"].dim())), *more)
         elif node.target is overload("aminmax"):
             _one_after_the_other(node)
-        elif node.target in pools:
-            _cut_window(node)
         elif node.target is overload("rsub", "Scalar"):
             _promote(node)
     _outputs_as_tensors(program)
@@ -89,31 +79,8 @@ def _one_after_the_other(node: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def _cut_window(node: fx.Node) -> None:
-    """Rule 4, where the size is known; a stride that is left out is that of the window as given."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    named = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    shape = named["self"].meta["val"].shape
-    rank = int(str(node.target).partition("_pool")[2][0])
-    given = _of_rank(named["kernel_size"], rank)
-    pads, steps = (_of_rank(named.get(n, by), rank) for n, by in (("padding", 0), ("dilation", 1)))
-    room = [size + 2 * pad for size, pad in zip(shape[-rank:], pads, strict=True)]
-    cut = [
-        min(w, r) if isinstance(r, int) and step == 1 else w
-        for w, r, step in zip(given, room, steps, strict=True)
-    ]
-    if cut != given:
-        node.args = (node.args[0], cut, named.get("stride") or given, *node.args[3:])
-
-
-def _of_rank(value: Any, rank: int) -> list[int]:
-    """A number, or a list of one, counts for each axis."""
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    return values * rank if len(values) == 1 else values
-
-
 def _promote(node: fx.Node) -> None:
-    """Rule 5."""
+    """Rule 4."""
     x, dtype = node.args[0], node.meta["val"].dtype
     assert isinstance(x, fx.Node)
     if x.meta["val"].dtype != dtype:

@@ -25,6 +25,7 @@ from backquant.graph.export.program import failure_of
 from backquant.graph.plain_arguments import arguments_of, by_position, plain, with_plain_arguments
 from backquant.graph.quiet import quiet
 from backquant.native.epilogue import has_kernels
+from backquant.operators.windows import cut_windows
 from backquant.runtime.compiled.as_run import AsItRuns, calls_as_they_run
 from backquant.runtime.compiled.attention import join_attention
 from backquant.runtime.compiled.inputs import InputKind, kinds_of
@@ -91,9 +92,10 @@ def compile_graph(
     given, _ = with_plain_arguments(graph_module, arguments, {})
     given = tree_map_only(torch.Tensor, torch.Tensor.contiguous, given)
     exported = _exported(graph_module, given, dynamic_shapes)
+    cut_windows(exported.graph)
     if has_kernels():
         join_attention(exported.graph)
-        exported.graph_module.recompile()
+    exported.graph_module.recompile()
     try:
         with workspace() as folder, quiet(), torch.no_grad():
             path = folder / "model.pt2"
