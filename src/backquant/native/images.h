@@ -333,7 +333,16 @@ BACKQUANT_APART static void in_turns(
   for (int64_t pixel = 0; pixel < pixels; pixel++, x += step_x, y += step_y, out += 2 * channels) {
     const uint8_t *__restrict a = x, *__restrict b = y;
     uint8_t* __restrict to = out;
+#if BACKQUANT_LANES == 16
+    for (int64_t i = 0; i < channels; i += 32) {  // as numbers of 16 bits
+      const __mmask32 mask = channels - i >= 32 ? ~0u : (1u << (channels - i)) - 1;
+      const __m512i even = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, a + i));
+      const __m512i odd = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, b + i));
+      _mm512_mask_storeu_epi16(to + 2 * i, mask, _mm512_or_si512(even, _mm512_slli_epi16(odd, 8)));
+    }
+#else
     for (int64_t i = 0; i < channels; i++) to[2 * i] = a[i], to[2 * i + 1] = b[i];
+#endif
   }
 }
 

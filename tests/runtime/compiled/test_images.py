@@ -36,6 +36,7 @@ class Everything(nn.Module):
             images.joined(parts, [0.7131, 1.0, 2.1173], [9.413, 0.0, -30.217], 0, 255),
             images.gated(z, gate, [120.0, 30.0, 55.0], 0.011, 3, 255),
             *(images.averaged(part) for part in parts),
+            *(images.shuffled(part) for part in (y, z)),
         )
 
 
@@ -49,7 +50,7 @@ def test_they_are_right() -> None:
     given: tuple[Any, ...] = tuple(integers(2, n, 7, 9) for n in sizes)
     given = (*given, integers(2, 300, 1, 1))
     program = compile_graph(fx.symbolic_trace(model), given, None, {})
-    for name, count in (("join", 2), ("gate", 1), ("average", 3)):
+    for name, count in (("join", 2), ("gate", 1), ("average", 3), ("shuffle", 2)):
         assert program.kernels[f"backquant.{name}"] == count
     for wanted, found in zip(model(*given), program(given), strict=True):
         off = (wanted.int() - found.int()).abs()

@@ -37,15 +37,23 @@ def shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch
 
 
 def _takes_turns(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> bool:
-    """Whether the reshapes shuffle two halves of the channels of images that are channels last."""
+    """Whether that is a shuffle of images that are channels last."""
     is_image = is_plain(x) and x.dim() == 4 and x.dtype == torch.uint8
     if not is_image or sys.byteorder != "little":
         return False
+    is_last = x.is_contiguous(memory_format=torch.channels_last)
+    return is_last and swaps_halves(x, first, last)
+
+
+def swaps_halves(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> bool:
+    """Whether the reshapes of an image take the channels of both halves in turn.
+
+    >>> swaps_halves(torch.ones(1, 4, 3, 3), (1, 2, 2, 3, 3), (1, -1, 3, 3))
+    True
+    """
     batch, channels, height, width = x.shape
-    if channels % 2 or not x.is_contiguous(memory_format=torch.channels_last):
-        return False
     halves = (batch, 2, channels // 2, height, width)
-    return _is_size(first, halves) and _is_size(last, tuple(x.shape))
+    return channels % 2 == 0 and _is_size(first, halves) and _is_size(last, tuple(x.shape))
 
 
 def _is_size(target: Sequence[int], size: tuple[int, ...]) -> bool:

@@ -143,6 +143,8 @@ def _cat(
 
 
 def _shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch.Tensor:
+    if images.is_image(x) and shuffle.swaps_halves(x, first, last):
+        return images.shuffled(x)  # type: ignore[no-any-return]
     return x.reshape(tuple(first)).transpose(1, 2).reshape(tuple(last))
 
 

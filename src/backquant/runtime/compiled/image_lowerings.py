@@ -82,6 +82,13 @@ def _lower_averaged(x: Any) -> Any:
     return _call("average", {"x": laid_out(x, CHANNELS_LAST)}, body, (n, c, 1, 1))
 
 
+def _lower_shuffled(x: Any) -> Any:
+    n, c, h, w = x.get_size()
+    half, pixels = int(c) // 2, f"count * {h * w}"
+    body = f"backquant::in_turns(x, {c}, x + {half}, {c}, {pixels}, {half}, out);"
+    return _call("shuffle", {"x": laid_out(x, CHANNELS_LAST)}, body, (n, c, h, w))
+
+
 def register_images() -> None:
     """Tell Inductor; once is enough."""
     for operator, lower in (
@@ -90,5 +97,6 @@ def register_images() -> None:
         (images.joined, _lower_joined),
         (images.gated, _lower_gated),
         (images.averaged, _lower_averaged),
+        (images.shuffled, _lower_shuffled),
     ):
         register_lowering(operator, type_promotion_kind=None)(lower)

@@ -1,5 +1,5 @@
 """Operators on images of 8-bit integers that compiled code has kernels for (``images.h``): joined and scaled
-by channel, times one number a channel, means, and floats of three planes as integers.
+by channel, times one number a channel, means, two halves in turn, and floats of three planes as integers.
 
 ``is_image`` says what the kernels take; elsewhere Inductor generates code. Results are channels last.
 """
@@ -23,6 +23,7 @@ _LIBRARY.define(
     "gated(Tensor x, Tensor y, float[] zeros, float scale, int low, int high) -> Tensor"
 )
 _LIBRARY.define("averaged(Tensor x) -> Tensor")
+_LIBRARY.define("shuffled(Tensor x) -> Tensor")
 
 #: float32 ``[batch, 3, height, width]`` to uint8
 image = torch.ops.backquant.image.default
@@ -34,6 +35,8 @@ joined = torch.ops.backquant.joined.default
 gated = torch.ops.backquant.gated.default
 #: the mean of each channel, in the integers of ``x``
 averaged = torch.ops.backquant.averaged.default
+#: the channels of both halves in turn; there is an even number of them
+shuffled = torch.ops.backquant.shuffled.default
 
 
 def is_image(x: torch.Tensor) -> bool:
@@ -88,6 +91,10 @@ def _averaged(x: torch.Tensor) -> torch.Tensor:
     return x.float().mean((2, 3), keepdim=True).round().byte()
 
 
+def _shuffled(x: torch.Tensor) -> torch.Tensor:
+    return _last(x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
+
+
 def _last(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -101,7 +108,7 @@ def _joined_shape(parts: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
     return _last(parts[0].new_empty((n, sum(x.shape[1] for x in parts), h, w)))
 
 
-def _gated_shape(x: torch.Tensor, *_: object) -> torch.Tensor:
+def _same_shape(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
@@ -113,8 +120,9 @@ for _name, _run, _shape in (
     ("image", _image, _image_shape),
     ("rescaled", _rescaled, _joined_shape),
     ("joined", _joined, _joined_shape),
-    ("gated", _gated, _gated_shape),
+    ("gated", _gated, _same_shape),
     ("averaged", _averaged, _averaged_shape),
+    ("shuffled", _shuffled, _same_shape),
 ):
     _LIBRARY.impl(_name, _run, "CPU")
     torch.library.register_fake(f"backquant::{_name}", _shape, lib=_LIBRARY)

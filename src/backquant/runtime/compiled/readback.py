@@ -12,7 +12,7 @@ _CALLED = re.compile(
     r"^\s+(?:AOTI_TORCH_ERROR_CODE_CHECK\()?(cpp_fused_\w+|aoti_torch_cpu_\w+)\(", re.M
 )
 _OURS = re.compile(
-    r"backquant::(convolution|tiled_convolution|grouped|Depthwise|quantize3|join|gate|average|attend)[<(]"
+    r"backquant::(convolution|tiled_convolution|grouped|Depthwise|quantize3|join|gate|average|in_turns|attend)[<(]"
 )
 _NAMES = {
     "convolution": "backquant.convolution",
@@ -23,6 +23,7 @@ _NAMES = {
     "join": "backquant.join",
     "gate": "backquant.gate",
     "average": "backquant.average",
+    "in_turns": "backquant.shuffle",
     "attend": "backquant.attention",
 }
 
