@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -31,3 +33,9 @@ def test_mapped_functions_are_told_in_our_words() -> None:
     with pytest.raises(CaptureError) as told:
         backquant.prepare_qat_fx(Mapped().train(), mapping, torch.randn(3, 4))
     assert told.value.what.endswith("torch.vmap maps tensors, not values of a trace")
+
+
+def test_values_of_mapped_functions_in_an_export_are_told(snapshot: Callable[..., None]) -> None:
+    with pytest.raises(CaptureError) as told:
+        backquant.quantize(Mapped().eval(), calibration=[(torch.randn(3, 4),)], capture="export")
+    snapshot("mapped", told.value)

@@ -148,17 +148,27 @@ def grouped_linears(
         with module.graph.inserting_before(node):
             weight = module.graph.get_attr(stored[name])
             made = module.graph.call_function(grouped_linear, (x, weight, offsets))
-        made.meta.update(node.meta)
-        for new in (weight, made):
-            scopes[new.name] = scopes.get(node.name, Scope("", None))
-        node.replace_all_uses_with(made)
-        for old in (node, matrix):
-            if not old.users:
-                module.graph.erase_node(old)
-                scopes.pop(old.name, None)
+        _put_in(module, scopes, (weight, made), (node, matrix))
     if found:
         module.recompile()
     return len(found)
+
+
+def _put_in(
+    module: fx.GraphModule,
+    scopes: dict[str, Scope],
+    new: tuple[fx.Node, ...],
+    old: tuple[fx.Node, fx.Node],
+) -> None:
+    """Let the last of ``new`` stand for the first of ``old``; of these, what nobody reads goes."""
+    old[0].replace_all_uses_with(new[-1])
+    new[-1].meta.update(old[0].meta)
+    for node in new:
+        scopes.setdefault(node.name, scopes.get(old[0].name, Scope("", None)))
+    for node in old:
+        if not node.users:
+            module.graph.erase_node(node)
+            scopes.pop(node.name, None)
 
 
 def grouped_linears_to_train(module: fx.GraphModule, scopes: dict[str, Scope]) -> int:
@@ -171,7 +181,7 @@ def grouped_linears_to_train(module: fx.GraphModule, scopes: dict[str, Scope]) -
     ...         return torch.nn.functional.grouped_mm(x, self.w.transpose(-2, -1), offs=ends)
     >>> module = fx.symbolic_trace(Experts())
     >>> grouped_linears_to_train(module, {}), [node.name for node in module.graph.nodes]
-    (1, ['x', 'w', 'ends', 'flatten', 'grouped_linear_default', 'output'])
+    (1, ['x', 'ends', 'w', 'flatten', 'grouped_linear_default', 'output'])
     """
     constants = Constants(module)
     found = [
@@ -186,14 +196,7 @@ def grouped_linears_to_train(module: fx.GraphModule, scopes: dict[str, Scope]) -
             rows = turned or module.graph.call_method("swapaxes", (matrix, 1, 2))
             weight = module.graph.call_method("flatten", (rows, 0, 1))
             made = module.graph.call_function(grouped_linear, (x, weight, offsets))
-        made.meta.update(node.meta)
-        for new in (rows, weight, made):
-            scopes.setdefault(new.name, scopes.get(node.name, Scope("", None)))
-        node.replace_all_uses_with(made)
-        for old in (node, matrix):
-            if not old.users:
-                module.graph.erase_node(old)
-                scopes.pop(old.name, None)
+        _put_in(module, scopes, (rows, weight, made), (node, matrix))
     if found:
         module.recompile()
     return len(found)
