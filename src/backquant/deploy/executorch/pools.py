@@ -9,9 +9,8 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config`` and ``operators/op
 2. Pools of one dimension, and of images without a batch, run on views of four dimensions.
 3. An adaptive pool whose sizes divide is one of that window: the others have no kernel in the delegate, and
    those of maxima none at all.
-4. The delegate has no ceil mode. Where the last window ends inside, the mode changes nothing; means of
-   windows that are as large as the image, or larger, are the mean of all. (Others compute outside of the
-   delegate, by kernels that go through all of each window.)
+4. The delegate has no ceil mode. Where the last window ends inside, the mode changes nothing (windows that
+   are larger than the image have been cut: ``operators.windows``). Others compute outside of the delegate.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from backquant.operators import overload
 __all__ = ["POOLS"]
 
 _LARGEST, _LARGEST_AND_PLACES = overload("amax"), overload("max", "dim")
-_MEAN = overload("avg_pool2d")
 
 
 def maximum(node: Any) -> None:
@@ -134,14 +132,6 @@ def pool_of_images(node: Any) -> None:
         if all(_ends_inside(*side) for side in sides):
             said["ceil_mode"] = False
             node.args, node.kwargs = tuple(said[name] for name in names), {}
-        elif (
-            node.target is _MEAN
-            and not said["divisor_override"]
-            and all(_is_covered(*s) for s in sides)
-        ):
-            mean = AtenCalls(node).call(overload("adaptive_avg_pool2d"), node.args[0], [1, 1])
-            replace(node, mean)
-            return
     without_batch(node)
 
 
@@ -153,10 +143,6 @@ def _both(sizes: Any) -> list[int]:
 def _ends_inside(size: int, window: int, step: int, padding: int, dilation: int) -> bool:
     free = size + 2 * padding - dilation * (window - 1) - 1
     return free >= 0 and free % step == 0
-
-
-def _is_covered(size: int, window: int, step: int, padding: int, _dilation: int) -> bool:
-    return size <= window and padding == 0 and window - size < step
 
 
 def adaptive(node: Any) -> None:
@@ -190,7 +176,7 @@ POOLS: dict[Any, Callable[[Any], None]] = {
     _LARGEST: maximum,
     _LARGEST_AND_PLACES: maximum,
     overload("max_pool2d"): pool_of_images,
-    _MEAN: pool_of_images,
+    overload("avg_pool2d"): pool_of_images,
     **{
         overload(name): pool_of_one_dimension
         for name in ("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d")

@@ -54,6 +54,7 @@ from backquant.deploy.executorch.pads import PADS
 from backquant.deploy.executorch.pools import POOLS
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overload, overloads
+from backquant.operators.windows import cut_windows
 
 _LINEARS = overloads("linear")
 _RELUS = overloads("relu")
@@ -76,6 +77,7 @@ def rewrite(program: ExportedProgram) -> None:
         **_RULES,
         **dict.fromkeys(overloads("scaled_dot_product_attention"), attention),
     }
+    cut_windows(program.graph)
     for node in list(program.graph.nodes):
         rule = rules.get(node.target) if node.op == "call_function" else None
         if rule is not None:
