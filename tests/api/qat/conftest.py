@@ -335,3 +335,19 @@ def qat() -> Qat:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "model_name" in metafunc.fixturenames:
         metafunc.parametrize("model_name", list(MODELS))
+
+
+@pytest.fixture
+def three_steps() -> Callable[..., None]:
+    """Trains a prepared model of transformers; its losses are numbers."""
+
+    def train(prepared: nn.Module, inputs: dict[str, torch.Tensor], lr: float) -> None:
+        optimizer = torch.optim.SGD(prepared.parameters(), lr=lr)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = prepared(**inputs)["last_hidden_state"].square().mean()
+            loss.backward()
+            optimizer.step()
+            assert loss.isfinite()
+
+    return train

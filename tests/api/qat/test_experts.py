@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,24 +28,16 @@ def _model(name: str) -> torch.nn.Module:
     return model.train()
 
 
-def _trained(prepared: Any, inputs: dict[str, torch.Tensor]) -> None:
-    optimizer = torch.optim.SGD(prepared.parameters(), lr=1e-2)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = prepared(**inputs)["last_hidden_state"].square().mean()
-        loss.backward()
-        optimizer.step()
-        assert loss.isfinite()
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss", "Olmoe", "GraniteMoe"])
-def test_experts_are_rounded_in_training_and_run_on_integers(name: str, tmp_path: Any) -> None:
+def test_experts_are_rounded_in_training_and_run_on_integers(
+    name: str, tmp_path: Any, three_steps: Callable[..., None]
+) -> None:
     torch.manual_seed(0)
     model, inputs = _model(name), {"input_ids": torch.randint(3, 100, (2, 12))}
     prepared = backquant.prepare_qat_fx(model, MAPPING, inputs, backend_config="x86")
     before = {path: each.clone() for path, each in prepared.named_parameters()}
-    _trained(prepared, inputs)
+    three_steps(prepared, inputs, lr=1e-2)
     experts = [p for p, each in prepared.named_parameters() if "experts" in p and each.dim() == 3]
     assert len(experts) == 4
     changed = dict(prepared.named_parameters())
@@ -62,7 +55,9 @@ def test_experts_are_rounded_in_training_and_run_on_integers(name: str, tmp_path
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["SwitchTransformers", "eager Mixtral"])
-def test_loops_over_the_chosen_experts_are_refused_with_what_leaves_them_whole(name: str) -> None:
+def test_loops_over_the_chosen_experts_are_refused_with_what_leaves_them_whole(
+    name: str, three_steps: Callable[..., None]
+) -> None:
     torch.manual_seed(0)
     if name == "SwitchTransformers":
         transformers = pytest.importorskip("transformers")
@@ -81,7 +76,7 @@ def test_loops_over_the_chosen_experts_are_refused_with_what_leaves_them_whole(n
     assert "for expert_idx in expert_hit" in told.value.where
     custom = eval(told.value.fix, {"PrepareCustomConfig": PrepareCustomConfig, "model": model})
     prepared = backquant.prepare_qat_fx(model, MAPPING, inputs, custom, backend_config="x86")
-    _trained(prepared, inputs)
+    three_steps(prepared, inputs, lr=1e-2)
     quantized = backquant.convert_fx(prepared.apply(backquant.disable_observer).eval())
     assert len(quantized.kernels) >= 16
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,19 +71,15 @@ def normed(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NORMED)
-def test_models_whose_norms_are_written_out_train(name: str) -> None:
+def test_models_whose_norms_are_written_out_train(
+    name: str, three_steps: Callable[..., None]
+) -> None:
     """PyTorch, and we before, gave NaN: the variance rounded to 0, and its root divides."""
     torch.manual_seed(0)
     model, inputs = normed(name)
     mapping: Any = backquant.get_default_qat_qconfig_mapping("x86")
     prepared = backquant.prepare_qat_fx(model.train(), mapping, inputs, backend_config="x86")
-    optimizer = torch.optim.SGD(prepared.parameters(), lr=1e-3)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = prepared(**inputs)["last_hidden_state"].square().mean()
-        loss.backward()
-        optimizer.step()
-        assert loss.isfinite()
+    three_steps(prepared, inputs, lr=1e-3)
     quantized = backquant.convert_fx(prepared.apply(backquant.disable_observer).eval())
     with torch.no_grad():
         wanted = prepared(**inputs)["last_hidden_state"]
