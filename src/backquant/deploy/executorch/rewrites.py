@@ -9,7 +9,7 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
 4. ``softmax`` over the last axis of a tensor of four dimensions runs on three. Behind a convolution
    XNNPACK's tensors lie channels last, and its softmax then runs over the channels: in ExecuTorch 1.5
    a silently wrong result.
-5. ``select`` and ``unbind`` become slices and views.
+5. ``select``, ``unbind`` and ``split``: see ``parts``.
 6. ``rms_norm`` over the last axis becomes its arithmetic, with tensors in place of numbers.
 7. ``prelu`` runs on four dimensions: the delegate takes it of any, wants its input channels last, and fails.
 8. ``matmul`` of batches, and attention: see ``attention``.
@@ -51,6 +51,7 @@ from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
 from backquant.deploy.executorch.depthwise import split_depthwise
 from backquant.deploy.executorch.pads import PADS
+from backquant.deploy.executorch.parts import PARTS
 from backquant.deploy.executorch.pools import POOLS
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overload, overloads
@@ -160,27 +161,6 @@ def _rms_norm(node: Any) -> None:
     mean = write.mean(write.mul(source, source), [-1], True)
     scaled = write.mul(source, write.rsqrt(write.add(mean, eps)))
     replace(node, scaled if weight is None else write.mul(scaled, weight))
-
-
-def _select(node: Any) -> None:
-    source, axis, index = node.args
-    size = source.meta["val"].shape[axis]
-    if isinstance(index, int) and isinstance(size, int):
-        replace(node, _one_of(node, source, axis, index % size))
-
-
-def _unbind(node: Any) -> None:
-    source, axis = (*node.args, 0)[:2]
-    for item in list(node.users):
-        if item.target is operator.getitem:
-            replace(item, _one_of(item, source, axis, item.args[1]))
-    if not node.users:
-        node.graph.erase_node(node)
-
-
-def _one_of(node: Any, source: Any, axis: int, index: int) -> Any:
-    write = AtenCalls(node)
-    return write.reshape(write.slice(source, axis, index, index + 1), sizes_of(node))
 
 
 def _view(node: Any) -> None:
@@ -368,8 +348,6 @@ _RULES: dict[Any, Callable[[Any], None]] = (
             ((overload("_native_batch_norm_legit_no_training"),), _batch_norm),
             (overloads("prelu"), _prelu),
             (overloads("rms_norm"), _rms_norm),
-            (named("select").aten, _select),
-            (named("unbind").aten, _unbind),
             (_SQUEEZES, _squeeze),
             (_VIEWS, _view),
             (_SOFTMAXES, _softmax),
@@ -388,4 +366,5 @@ _RULES: dict[Any, Callable[[Any], None]] = (
     }
     | POOLS
     | PADS
+    | PARTS
 )
