@@ -230,13 +230,39 @@ def test_missing_extra_and_untested_version(residual, tmp_path, monkeypatch) -> 
 
 
 def test_a_runtime_that_computes_something_else_is_an_error(
-    residual, tmp_path, monkeypatch
+    residual, tmp_path, monkeypatch, snapshot
 ) -> None:
     class Wrong(ExecuTorchModel):
         def __call__(self, *args: object, **kwargs: object) -> object:
             return -super().__call__(*args, **kwargs)
 
     monkeypatch.setattr(executorch_target, "ExecuTorchModel", Wrong)
-    with pytest.raises(ExportError, match="computes something else"):
+    with pytest.raises(ExportError, match="computes something else") as caught:
         backquant.export(residual("xnnpack"), tmp_path / "m.pte")
+    snapshot("computes something else", caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_roundings_explain_is_none(tmp_path, monkeypatch) -> None:
+    """Where values differ by less than a step (deep networks with random weights), any result is as good."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
+    with torch.no_grad():
+        net[0].weight.mul_(0.05)
+        net[0].bias.fill_(40.0)
+        net[1].bias.zero_()
+        net[1].weight.sub_(net[1].weight.mean(1, keepdim=True))
+    x = torch.randn(64, 8)
+    model = backquant.quantize(net, backend="xnnpack", calibration=[x])
+
+    class OtherRows(ExecuTorchModel):
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            return super().__call__(*args, **kwargs).roll(1, 0)
+
+    monkeypatch.setattr(executorch_target, "ExecuTorchModel", OtherRows)
+    backquant.export(model, tmp_path / "m.pte", example_inputs=x)
+    with torch.no_grad():
+        net[0].bias.zero_()
+    model = backquant.quantize(net, backend="xnnpack", calibration=[x])
+    with pytest.raises(ExportError, match="computes something else"):
+        backquant.export(model, tmp_path / "other.pte", example_inputs=x)

@@ -10,6 +10,7 @@ from backquant.backend_config import BackendConfig, QDQRules
 from backquant.deploy.inductor import wrong_numbers
 from backquant.deploy.job import ExportJob
 from backquant.deploy.portable import portable
+from backquant.deploy.roundings import dithered
 from backquant.errors import ExportError
 from backquant.match.plan import Plan
 
@@ -69,5 +70,5 @@ def test_near_results_pass(gives, job, tmp_path, factor):
 
 def test_what_roundings_explain_passes(gives, job, tmp_path, monkeypatch):
     monkeypatch.setattr(wrong_numbers, "_NEAR", 200.0)
-    gives(lambda _y: wrong_numbers._Dithered(job).run())
+    gives(lambda _y: dithered(job)[0])
     wrong_numbers.check_numbers(job, tmp_path)

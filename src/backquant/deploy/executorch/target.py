@@ -7,7 +7,6 @@ on the example inputs; a result far from the reference model's is an error.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -25,7 +24,7 @@ from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.executorch.runtime import ExecuTorchModel, LoadedProgram, registered_kernels
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
-from backquant.deploy.program import quiet
+from backquant.deploy.roundings import computed, dithered, float_tensors, ratio
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
 from backquant.lower.qdq import is_quantize, qparams_of
@@ -34,6 +33,7 @@ from backquant.reason_codes import ReasonCode
 
 # Rounding in another order moves values by steps; a wrong operator moves them by their own size.
 _LEAST_SQNR = 3.0  # dB
+_MORE = 3.0  # dB: twice the noise that roundings make is no rounding
 _KNOWN_NAMESPACES = ("aten", "quantized_decomposed", "prims", "dim_order_ops", "backquant")
 
 
@@ -151,35 +151,30 @@ def _check_kernels(portable: Sequence[str]) -> None:
 
 def _run(job: ExportJob, program: bytes) -> None:
     """Raise ``ExportError`` when the runtime refuses the program, or computes something else."""
-    found = pytree.tree_leaves(ExecuTorchModel(program)(*job.args, **job.kwargs))
-    with torch.no_grad(), quiet():
-        expected = pytree.tree_leaves(job.module(*job.args, **job.kwargs))
-    for position, (one, other) in enumerate(zip(expected, found, strict=True)):
-        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
-            continue
+    made = pytree.tree_leaves(ExecuTorchModel(program)(*job.args, **job.kwargs))
+    places = [i for i, one in enumerate(made) if float_tensors(one)]
+    expected = computed(job)
+    for place, (output, one) in enumerate(zip(places, expected, strict=True)):
+        other = made[output]
         known = one.isfinite()
         if not known.any():
             raise ExportError(
-                f"the reference model gives no number in output {position}, on the example inputs",
+                f"the reference model gives no number in output {output}, on the example inputs",
                 where="export",
                 fix="backquant.export(..., example_inputs=one_batch_of_real_inputs)",
             )
-        ratio = _sqnr(one[known], other[known])
-        if ratio < _LEAST_SQNR:
+        near = ratio([one[known]], [other[known]])
+        if near >= _LEAST_SQNR:
+            continue
+        rounding = ratio([one[known]], [dithered(job)[place][known]])
+        if near < rounding - _MORE:
             raise ExportError(
                 f"ExecuTorch's runtime computes something else than the reference model: output "
-                f"{position} differs with an SQNR of {ratio:.1f} dB",
+                f"{output} differs with an SQNR of {near:.1f} dB, where noise of half a step at every "
+                f"rounding leaves {rounding:.1f} dB",
                 where=f"executorch {metadata.version('executorch')}, on the example inputs",
                 fix="leave parts out of the quantization until it agrees, and report it to ExecuTorch",
             )
-
-
-def _sqnr(expected: torch.Tensor, found: torch.Tensor) -> float:
-    signal = float(expected.double().pow(2).sum())
-    noise = float((expected.double() - found.double()).pow(2).sum())
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
 TARGET = ExecuTorchTarget()
