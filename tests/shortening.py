@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from backquant.runtime.replay.fastest import Fastest
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import NotReplayable, record
 from backquant.runtime.replay.shortened import shortened
@@ -25,3 +26,9 @@ def operators_of(
     found = Program(made)(list(args))
     assert torch.equal(found, expected) and found.stride() == expected.stride()
     return [call.operator for call in made.calls]
+
+
+def graph_of(program: Any) -> str:
+    """The graph of a recording, of the whole batch if samples are computed one by one, too."""
+    whole = program.ways[0] if isinstance(program, Fastest) else program
+    return str(whole._function.graph)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import backquant
+from shortening import graph_of
 
 
 class Chain(nn.Module):
@@ -44,7 +45,7 @@ def warmed(model: Any, x: torch.Tensor) -> str:
         model(x)
     assert model.replays.programs >= 1, model.replays.refused
     latest = list(model.replays._found.values())[-1]
-    return str(latest.program._function.graph)
+    return graph_of(latest.program)
 
 
 # Sizes that give results of one size (25, 26) need objects of their own.

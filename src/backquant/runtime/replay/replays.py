@@ -12,6 +12,7 @@ Invariants
 5. A parameter or buffer that was replaced (``load_state_dict(assign=True)``, an attribute set, new
    ``.data``) makes the recordings void that read it.
 6. In a process that was forked nobody else records.
+7. A batch may be computed sample by sample: if no operator mixes samples, and each bit is the same.
 """
 
 from __future__ import annotations
@@ -28,16 +29,20 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from backquant.graph.export import Interface
 from backquant.graph.watched import is_watched
 from backquant.lower.kernels.configured import packings
+from backquant.operators.samples import Mixed
 from backquant.runtime.heap import give_back
 from backquant.runtime.interpreted import Interpreted
+from backquant.runtime.replay.fastest import Fastest, Way
+from backquant.runtime.replay.in_parts import in_parts
 from backquant.runtime.replay.interpreter import unavailable
 from backquant.runtime.replay.kinds import Arguments
 from backquant.runtime.replay.program import Program
-from backquant.runtime.replay.record import NotReplayable, known_constants, record
+from backquant.runtime.replay.record import NotReplayable, Recording, known_constants, record
 from backquant.runtime.replay.shortened import shortened
 
 _KEPT = 8  # kinds of inputs for which a recording is kept; it holds only tensors of the model
@@ -48,7 +53,8 @@ _CODE = ("torch.", "backquant.", "_operator", "builtins", "math", "operator")
 class Replays:
     """The recordings of one module.
 
-    ``refused`` says why the latest new kind of inputs is not replayed. ``interface``: of a model that was
+    ``refused`` says why the latest new kind of inputs is not replayed, ``together`` why a batch of it is
+    computed as a whole only, never sample by sample (``in_parts``). ``interface``: of a model that was
     exported. Arguments are checked against it where they are of a new kind.
 
     >>> replays = Replays(nn.ReLU())
@@ -63,6 +69,7 @@ class Replays:
         self._takes_objects = interface is not None and bool(interface.arguments)
         self._interpreted = Interpreted(module)
         self.refused = unavailable() or _foreign_code(module)
+        self.together = ""
         self._never = bool(self.refused)
         self._found: _Kept = OrderedDict()
         self._lock = threading.Lock()
@@ -139,7 +146,10 @@ class Replays:
             if isinstance(recording, NotReplayable):
                 raise recording
             places = _places(self.module, recording.constants.values())
-            made = _Recorded(Program(shortened(recording)), places)
+            whole = shortened(recording)
+            tensors = Arguments(args, kwargs, takes_objects=self._takes_objects).tensors
+            program = self._with_parts(whole, args, kwargs, tensors, result)
+            made = _Recorded(program, places)
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""
@@ -147,6 +157,33 @@ class Replays:
             give_back()
         kept[key] = made
         return result
+
+    def _with_parts(
+        self,
+        whole: Recording,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+        result: Any,
+    ) -> Way:
+        """``whole`` as a program, or it beside one that computes sample by sample, if that gives
+        ``result``."""
+        program = Program(whole)
+        constants = partial(known_constants, self.module)
+        try:
+            parts = in_parts(whole, self.module, args, kwargs, constants)
+            if not _same_bits(parts(tensors), result):
+                raise Mixed("single samples give other bits")
+        except (Mixed, NotReplayable, RuntimeError, AttributeError) as problem:
+            self.together = str(problem)
+            return program
+        self.together = ""
+        return Fastest([program, parts])
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b) for a, b in pairs)
 
 
 _Kept: TypeAlias = "OrderedDict[Hashable, _Recorded | str]"
@@ -164,7 +201,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 class _Recorded(NamedTuple):
-    program: Program
+    program: Way
     read: list[_Place]
 
 

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from backquant.runtime.replay import fastest
+from backquant.runtime.replay.fastest import Fastest
+
+
+class Clock:
+    """Time that passes only where something takes it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def takes(
+        self, seconds: Iterator[float] | float, name: str, calls: list[str]
+    ) -> Callable[[Any], str]:
+        def way(_: Any) -> str:
+            calls.append(name)
+            self.now += seconds if isinstance(seconds, float) else next(seconds)
+            return name
+
+        return way
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(fastest, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    return made
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, 1), (0.99, 0), (2.0, 0)])
+def test_ways_take_turns_and_then_the_fastest_stays(
+    clock: Clock, seconds: float, chosen: int
+) -> None:
+    calls: list[str] = []
+    both = Fastest([clock.takes(1.0, "whole", calls), clock.takes(seconds, "parts", calls)])
+    for _ in range(8):
+        assert both.chosen is None
+        both([])
+    assert calls == ["whole", "parts"] * 4
+    assert both.chosen == chosen
+    assert [both([]) for _ in range(3)] == [["whole", "parts"][chosen]] * 3
+
+
+def test_the_first_round_and_a_disturbed_one_do_not_count(clock: Clock) -> None:
+    calls: list[str] = []
+    slow_at_first = clock.takes(iter([9.0, 0.5, 9.0, 0.5]), "parts", calls)
+    both = Fastest([clock.takes(1.0, "whole", calls), slow_at_first])
+    for _ in range(8):
+        both([])
+    assert both.chosen == 1
+
+
+def test_another_number_of_threads_is_measured_anew(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    both = Fastest([clock.takes(1.0, "whole", calls), clock.takes(0.5, "parts", calls)])
+    for _ in range(8):
+        both([])
+    assert both.chosen == 1
+    threads = torch.get_num_threads() + 1
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    both([])
+    assert both.chosen is None
