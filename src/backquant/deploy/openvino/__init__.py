@@ -13,6 +13,7 @@ from backquant.deploy.openvino.amx import check_amx
 from backquant.deploy.openvino.biases import keep_zero_biases, separate_biases
 from backquant.deploy.openvino.clamps import shift_bounds
 from backquant.deploy.openvino.endless import check_ends
+from backquant.deploy.openvino.fourier import plain_transforms
 from backquant.deploy.openvino.joins import round_whole
 from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.openvino.reductions import keep_reduced_axes
@@ -54,6 +55,7 @@ class OpenVinoTarget:
         keep_reduced_axes(model)
         keep_zero_biases(model)
         scale_tables(model)
+        plain_transforms(model)
         through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")
         save_onnx(model, through)
         with quiet():
