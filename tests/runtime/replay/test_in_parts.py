@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,8 +14,9 @@ import backquant
 from backquant.operators.samples import Mixed
 from backquant.runtime.replay import Replays
 from backquant.runtime.replay.fastest import Fastest
-from backquant.runtime.replay.in_parts import InParts, in_parts
-from backquant.runtime.replay.record import known_constants, record
+from backquant.runtime.replay.in_parts import Called, InParts, in_parts
+from backquant.runtime.replay.kinds import Arguments
+from backquant.runtime.replay.record import Recording, known_constants, record
 from backquant.runtime.replay.shortened import shortened
 
 
@@ -26,12 +28,12 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def parts_of(model: nn.Module, *args: Any, **kwargs: Any) -> InParts:
-    def constants() -> Any:
-        return known_constants(model)
-
-    _, recording = record(model, args, kwargs, constants)
-    return in_parts(shortened(recording), model, args, kwargs, constants)
+def parts_of(model: nn.Module, *args: Any, **kwargs: Any) -> list[InParts]:
+    constants = partial(known_constants, model)
+    result, recording = record(model, args, kwargs, constants)
+    assert isinstance(recording, Recording)
+    tensors = Arguments(args, kwargs).tensors
+    return in_parts(shortened(recording), Called(model, args, kwargs, tensors, constants, result))
 
 
 class Named(NamedTuple):
@@ -56,7 +58,7 @@ def test_all_tensors_of_arguments_and_results() -> None:
     model = Several()
     x, y = torch.randn(5, 3), {"bias": torch.randn(3)}
     with torch.no_grad():
-        parts = parts_of(model, x, y=y)
+        (parts,) = parts_of(model, x, y=y)
         x = torch.randn(5, 3)
         expected, found = model(x, y=y), parts([x, y["bias"]])
     assert isinstance(found["named"], Named)
@@ -108,7 +110,7 @@ class OneLess(nn.Module):
         (Counting(), 4, "writes into what the model is given, or holds"),
         (Averaging(), 4, "over samples"),
         (InPlace(), 4, "writes into what the model is given, or holds"),
-        (OneLess(), 4, "another structure"),
+        (OneLess(), 3, "another structure"),
         (nn.ReLU(), 1, "there is one sample"),
     ],
 )
@@ -119,6 +121,21 @@ def test_what_is_computed_as_a_whole(model: nn.Module, rows: int, reason: str) -
         parts_of(model, x)
     assert isinstance(model, InPlace) or torch.equal(x, before[0])
     assert [float(b) for b in model.buffers()] == [float(b) + 1 for b in before[1]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "threads", "sizes"),
+    [(8, 2, [1, 4]), (2, 2, [1]), (7, 2, [1]), (8, 1, [1]), (6, 3, [1, 2])],
+)
+def test_parts_are_single_samples_and_the_share_of_a_thread(
+    rows: int, threads: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    x = torch.randn(rows, 3)
+    with torch.no_grad():
+        found = parts_of(nn.ReLU(), x)
+        assert [parts.rows for parts in found] == sizes
+        assert all(torch.equal(parts([x]), x.relu()) for parts in found)
 
 
 class TimesItsNumber(nn.Module):
@@ -150,13 +167,14 @@ def test_a_model_that_knows_the_number_of_its_samples_is_computed_as_a_whole(
     "name",
     ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1", "regnet_y_400mf"],
 )
-def test_stock_models_give_the_same_bits(name: str, inference: bool) -> None:
+@pytest.mark.parametrize(("rows", "ways"), [(5, 1), (6, 2)])
+def test_stock_models_give_the_same_bits(name: str, rows: int, ways: int, inference: bool) -> None:
     import benchmarks.stock  # noqa: F401 - imports torchvision
     import torchvision
 
     torch.manual_seed(0)
     model = getattr(torchvision.models, name)(weights=None).eval()
-    x = torch.randn(5, 3, 64, 64)
+    x = torch.randn(rows, 3, 64, 64)
     quantized = backquant.quantize(model, calibration=[(x,)], backend="x86", slower="keep")
     with torch.inference_mode(inference):
         for _ in range(3):
@@ -164,8 +182,10 @@ def test_stock_models_give_the_same_bits(name: str, inference: bool) -> None:
         assert quantized.replays.together == ""
         (kept,) = quantized.replays._found.values()
         assert isinstance(kept.program, Fastest)
-        y = torch.randn(5, 3, 64, 64)
-        whole, parts = (way([y]) for way in kept.program.ways)
-        assert torch.equal(whole, parts)
-        assert whole.stride() == parts.stride()
+        y = torch.randn(rows, 3, 64, 64)
+        whole, *parts = (way([y]) for way in kept.program.ways)
+        assert len(parts) == ways
+        for found in parts:
+            assert torch.equal(whole, found)
+            assert whole.stride() == found.stride()
         assert torch.equal(quantized(y), quantized.graph_module(y))

@@ -1,7 +1,7 @@
-"""A batch whose samples are computed one after the other, each through the whole program.
+"""A batch that is computed in parts, each through the whole program: sample by sample, or a thread's share.
 
 What an operator gives for one image is still in the cache when the next operator reads it; of a batch of
-images it is not. And threads that compute a sample each wait for each other once, not at the end of each
+images it is not. And threads that compute a part each wait for each other once, not at the end of each
 operator.
 
 Only for models that compute each sample by itself (``unmixed``), and where that gives the same bits as the
@@ -10,11 +10,11 @@ whole batch: it is tried on the call that is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from backquant.operators.samples import Mixed
 from backquant.runtime.replay.program import Program
@@ -26,41 +26,76 @@ from backquant.runtime.replay.unmixed import Result, samples_apart
 _DIM = 0  # of inputs, that holds samples
 
 
-def in_parts(
-    whole: Recording,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    constants: Callable[[], Any],
-) -> InParts:
-    """What gives the result of ``whole``, shortened, sample by sample. ``call`` is the model that it was
-    recorded of, with these arguments; it is called with those of the first sample.
+class Called(NamedTuple):
+    """A call of a model: ``tensors`` are its arguments', ``result`` what it gave. ``constants``: what the
+    model holds, asked after a call."""
 
-    Raises ``Mixed`` where samples are not known to be apart, and ``NotReplayable``.
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[torch.Tensor]
+    constants: Callable[[], Iterable[torch.Tensor]]
+    result: Any
+
+
+def in_parts(whole: Recording, called: Called) -> list[InParts]:
+    """What gives the result of ``whole``, shortened, in parts: single samples, and, where that is more, all
+    of a thread's samples at once. The model is called with a part of its arguments for each.
+
+    Raises ``Mixed`` where samples are not known to be apart, or a part does not give the bits of the whole.
     """
-    leaves = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
-    given = list({id(value): value for value in leaves}.values())
-    count = _count(given)
-    if len(given) != len(whole.inputs):
+    count = _count(called.tensors)
+    leaves = tree_flatten((called.args, called.kwargs))[0]
+    found = {id(value): value for value in leaves if isinstance(value, torch.Tensor)}
+    if list(found) != [id(value) for value in called.tensors]:
         raise Mixed("tensors stand within objects")
     holding = {
         name: _DIM
-        for name, value in zip(whole.inputs, given, strict=True)
+        for name, value in zip(whole.inputs, called.tensors, strict=True)
         if _holds_samples(value, count)
     }
     results = samples_apart(whole, holding, count)
-    first, its = tree_map(lambda value: _sample(value, 0, count), (args, kwargs))
-    _, recording = record(call, first, its, constants)
+    share, left = divmod(count, torch.get_num_threads())
+    sizes = {1, 1 if left or share == count else share}
+    made, problems = [], []
+    for rows in sorted(sizes):
+        try:
+            made.append(_part_of(whole, called, results, count, rows))
+        except Mixed as problem:
+            problems.append(problem)
+    if not made:
+        raise problems[0]
+    return made
+
+
+def _part_of(
+    whole: Recording, called: Called, results: Sequence[Result], count: int, rows: int
+) -> InParts:
+    args, kwargs = tree_map(
+        lambda value: _part(value, 0, rows, count), (called.args, called.kwargs)
+    )
+    try:
+        _, recording = record(called.model, args, kwargs, called.constants)
+    except Exception as problem:
+        raise Mixed(f"a part of the samples is refused: {problem}") from None
     if isinstance(recording, NotReplayable):
-        raise recording
-    if not _fits(recording, whole, results, count):
-        raise Mixed("a single sample gives a result of another structure")
-    return InParts(Program(shortened(recording)), results, whole.result, count)
+        raise Mixed(str(recording))
+    if not _fits(recording, whole, results, count // rows):
+        raise Mixed("a part of the samples gives a result of another structure")
+    made = InParts(Program(shortened(recording)), results, whole.result, (count, rows))
+    if not _same_bits(made(called.tensors), called.result):
+        raise Mixed("a part of the samples gives other bits")
+    return made
 
 
-def _fits(part: Recording, whole: Recording, results: Sequence[Result], count: int) -> bool:
-    """Whether the result of one sample is a part of that of all: the tensors' sizes, and what is no
-    tensor."""
+def _same_bits(one: Any, other: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b) for a, b in pairs)
+
+
+def _fits(part: Recording, whole: Recording, results: Sequence[Result], parts: int) -> bool:
+    """Whether the result of ``part`` is one of so many parts of that of the whole: the tensors' sizes, and
+    what is no tensor."""
     (ours, structure), (leaves, its) = tree_flatten(part.result), tree_flatten(whole.result)
     if structure != its:
         return False
@@ -73,7 +108,7 @@ def _fits(part: Recording, whole: Recording, results: Sequence[Result], count: i
         each = next(made)
         size = list(each.size)
         if each.samples is not None:
-            size[each.samples] //= count
+            size[each.samples] //= parts
         if not isinstance(one, Ref) or list(part.layouts[one.name].size) != size:
             return False
     return True
@@ -90,18 +125,19 @@ def _holds_samples(value: Any, count: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.size(_DIM) == count
 
 
-def _sample(value: Any, place: int, count: int) -> Any:
-    return value.narrow(_DIM, place, 1) if _holds_samples(value, count) else value
+def _part(value: Any, place: int, rows: int, count: int) -> Any:
+    return value.narrow(_DIM, place * rows, rows) if _holds_samples(value, count) else value
 
 
 class InParts:
-    """``program``: of one sample; ``results``: the tensors in ``structure``, the result of ``count``
-    samples."""
+    """``program``: of a part of the samples; ``results``: the tensors in ``structure``, the result of all.
+    ``sizes``: the number of samples in all, and of a part."""
 
     def __init__(
-        self, program: Program, results: Sequence[Result], structure: Any, count: int
+        self, program: Program, results: Sequence[Result], structure: Any, sizes: tuple[int, int]
     ) -> None:
-        self.program, self.results, self.count = program, results, count
+        self.program, self.results = program, results
+        self.count, self.rows = sizes
         self._leaves, self._structure = tree_flatten(structure)
         self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Ref)]
 
@@ -112,16 +148,16 @@ class InParts:
             if each.samples is not None:
                 made[place] = torch.empty_strided(each.size, each.stride, dtype=each.dtype)
 
-        def compute(sample: int) -> None:
-            given = [_sample(value, sample, self.count) for value in tensors]
+        def compute(part: int) -> None:
+            given = [_part(value, part, self.rows, self.count) for value in tensors]
             found = tree_flatten(self.program(given))[0]
             for place, each in zip(self._places, self.results, strict=True):
                 value = found[place]
                 if each.samples is not None:
                     rows = value.size(each.samples)
-                    made[place].narrow(each.samples, sample * rows, rows).copy_(value)
-                elif sample == 0:
+                    made[place].narrow(each.samples, part * rows, rows).copy_(value)
+                elif part == 0:
                     made[place] = value
 
-        on_threads(compute, range(self.count))
+        on_threads(compute, range(self.count // self.rows))
         return tree_unflatten(made, self._structure)

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves
 
 from backquant.graph.export import Interface
 from backquant.graph.watched import is_watched
@@ -38,7 +37,7 @@ from backquant.operators.samples import Mixed
 from backquant.runtime.heap import give_back
 from backquant.runtime.interpreted import Interpreted
 from backquant.runtime.replay.fastest import Fastest, Way
-from backquant.runtime.replay.in_parts import in_parts
+from backquant.runtime.replay.in_parts import Called, in_parts
 from backquant.runtime.replay.interpreter import unavailable
 from backquant.runtime.replay.kinds import Arguments
 from backquant.runtime.replay.program import Program
@@ -146,10 +145,9 @@ class Replays:
             if isinstance(recording, NotReplayable):
                 raise recording
             places = _places(self.module, recording.constants.values())
-            whole = shortened(recording)
             tensors = Arguments(args, kwargs, takes_objects=self._takes_objects).tensors
-            program = self._with_parts(whole, args, kwargs, tensors, result)
-            made = _Recorded(program, places)
+            called = Called(self.module, args, kwargs, tensors, constants, result)
+            made = _Recorded(self._program(shortened(recording), called), places)
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""
@@ -158,32 +156,16 @@ class Replays:
         kept[key] = made
         return result
 
-    def _with_parts(
-        self,
-        whole: Recording,
-        args: Any,
-        kwargs: dict[str, Any],
-        tensors: list[torch.Tensor],
-        result: Any,
-    ) -> Way:
-        """``whole`` as a program, or it beside one that computes sample by sample, if that gives
-        ``result``."""
+    def _program(self, whole: Recording, called: Called) -> Way:
+        """``whole`` as a program, beside it in parts where that can be."""
         program = Program(whole)
-        constants = partial(known_constants, self.module)
         try:
-            parts = in_parts(whole, self.module, args, kwargs, constants)
-            if not _same_bits(parts(tensors), result):
-                raise Mixed("single samples give other bits")
+            parts = in_parts(whole, called)
         except (Mixed, NotReplayable, RuntimeError, AttributeError) as problem:
             self.together = str(problem)
             return program
         self.together = ""
-        return Fastest([program, parts])
-
-
-def _same_bits(one: Any, other: Any) -> bool:
-    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b) for a, b in pairs)
+        return Fastest([program, *parts])
 
 
 _Kept: TypeAlias = "OrderedDict[Hashable, _Recorded | str]"
