@@ -24,7 +24,7 @@ from backquant.match.plan import Reason
 from backquant.match.slower import Costs, all_slower, nothing_gained, slower_as_a_whole
 from backquant.prepare import Record
 from backquant.runtime import QuantizedModel
-from backquant.runtime.replay.timed import Clock, stopwatch
+from backquant.runtime.replay.timed import Clock, stopwatch_alone
 from backquant.speed.race import FACTOR, Race, race
 
 #: Multiply-adds of a model below which nothing is timed: it is called for its calls, not for its work.
@@ -49,7 +49,7 @@ class Timing:
     ``keep``: modules that stay on integers.
     """
 
-    clock: Clock = stopwatch
+    clock: Clock = stopwatch_alone
     least: int = LEAST
     least_recurrent: int = 0
     keep_named: bool = False

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backquant.runtime.replay import threads
-from backquant.runtime.replay.threads import on_threads
+from backquant.runtime.replay.threads import alone, on_threads
 
 
 @pytest.fixture
@@ -82,3 +82,48 @@ def test_without_torchs_function_the_calling_thread_does_it(
     on_threads(lambda _: found.append(threading.get_ident()), range(4))
     assert found == [threading.get_ident()] * 4
     assert "has no torch_parallel_for" in threads.missing()
+
+
+@pytest.mark.usefixtures("two")
+def test_alone_a_thread_uses_no_other_and_others_do_as_before() -> None:
+    seen: dict[str, object] = {}
+    within, asked = threading.Event(), threading.Event()
+
+    def other() -> None:
+        torch.get_num_threads()
+        within.wait(30)
+        seen["other"] = torch.get_num_threads()
+        asked.set()
+
+    def work() -> str:
+        within.set()
+        asked.wait(30)
+        seen["own"] = torch.get_num_threads(), threading.get_ident()
+        x = torch.randn(300, 300)
+        used: list[int] = []
+        on_threads(lambda _: used.append(threading.get_ident()), range(4))
+        seen["used"] = set(used)
+        return str((x @ x).shape)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert alone(work) == "torch.Size([300, 300])"
+    thread.join()
+    assert seen["own"] == (1, threading.get_ident())
+    assert seen["used"] == {threading.get_ident()}
+    assert seen["other"] == 2
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_alone_errors_are_those_of_the_work_and_threads_come_back() -> None:
+    with pytest.raises(ZeroDivisionError):
+        alone(lambda: 1 // 0)
+    assert torch.get_num_threads() == 2
+    assert alone(lambda: alone(torch.get_num_threads)) == 1
+
+
+@pytest.mark.usefixtures("two")
+def test_without_openmp_work_is_done_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_set_threads", lambda: None)
+    assert alone(torch.get_num_threads) == 2

@@ -13,9 +13,11 @@ import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Found = TypeVar("Found")
 
 _NAME = "torch_parallel_for"
 _RANGE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -48,6 +50,41 @@ def on_threads(work: Callable[[Any], None], items: Iterable[Any]) -> None:
         raise each.problem
 
 
+def alone(work: Callable[[], Found]) -> Found:
+    """``work()``, in which the operators of this thread use no other thread, and ``torch.get_num_threads()``
+    is one; other threads' do as before. Where there is no OpenMP, as always.
+
+    ``torch.set_num_threads`` would change all threads, and its pools anew each time.
+
+    >>> alone(torch.get_num_threads) if not missing() else 1
+    1
+    """
+    parallel_for, set_threads, threads = _parallel_for(), _set_threads(), torch.get_num_threads()
+    if parallel_for is None or set_threads is None or threads == 1:
+        return work()
+    made: list[Found] = []
+    problems: list[BaseException] = []
+
+    def called(begin: int, *_: object) -> None:
+        if (
+            begin > 0
+        ):  # another thread: it sleeps until the first is done, and so nobody else has it
+            return
+        set_threads(1)
+        try:
+            made.append(work())
+        except BaseException as problem:
+            problems.append(problem)
+        finally:
+            set_threads(threads)
+
+    call = _RANGE(called)
+    parallel_for(0, 2, 1, call, None)
+    if problems:
+        raise problems[0]
+    return made[0]
+
+
 class _Work:
     def __init__(self, work: Callable[[Any], None], items: Iterator[Any]) -> None:
         self.work, self.items = work, items
@@ -71,11 +108,21 @@ class _Work:
 
 @cache
 def _parallel_for() -> Callable[..., int] | None:
-    found = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    whole = ctypes.c_int64
+    return _found(_NAME, ctypes.c_int32, (whole, whole, whole, _RANGE, ctypes.c_void_p))
+
+
+@cache
+def _set_threads() -> Callable[[int], None] | None:
+    """OpenMP's, of the library that PyTorch's is linked to: it is for the calling thread."""
+    return _found("omp_set_num_threads", None, (ctypes.c_int,))
+
+
+def _found(name: str, returned: Any, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        function = ctypes.CDLL(str(found))[_NAME]
+        function = ctypes.CDLL(str(path))[name]
     except (OSError, AttributeError):
         return None
-    function.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, _RANGE, ctypes.c_void_p)
-    function.restype = ctypes.c_int32
+    function.argtypes, function.restype = arguments, returned
     return function
