@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from backquant.qconfig import *
 
 _ROOMS = (
-    "errors", "dtypes", "backend_config", "observe", "qconfig", "api", "artifact", "interop", "conformance",
+    "errors", "dtypes", "backend_config", "observe", "qconfig", "artifact", "api", "interop", "conformance",
 )  # fmt: skip
 
 
