@@ -31,7 +31,7 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
    call, outside of the delegate.
 16. What pads a value that comes from integers for readers in float pads with the smallest float in place of
    zero: ExecuTorch 1.5 quantizes a pad of zeros behind integers, and the delegate does not load.
-17. Paddings with negative sizes: see ``pads``.
+17. Paddings with negative sizes: see ``pads``; orders and counts: see ``orders``.
 18. A linear layer that measures its input at each call reads two axes where a convolution reaches it by
    values of four: ExecuTorch 1.5 puts a change of layout between input and layer, and refuses the model.
 """
@@ -50,6 +50,7 @@ from torch.export import ExportedProgram
 from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
 from backquant.deploy.executorch.depthwise import split_depthwise
+from backquant.deploy.executorch.orders import ORDERS
 from backquant.deploy.executorch.pads import PADS
 from backquant.deploy.executorch.parts import PARTS
 from backquant.deploy.executorch.pools import POOLS
@@ -367,4 +368,5 @@ _RULES: dict[Any, Callable[[Any], None]] = (
     | POOLS
     | PADS
     | PARTS
+    | ORDERS
 )
