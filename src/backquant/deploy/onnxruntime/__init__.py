@@ -14,6 +14,7 @@ from backquant.deploy.onnxruntime.lowbit import use_group_kernels
 from backquant.deploy.onnxruntime.lstm import use_lstm_kernels
 from backquant.deploy.onnxruntime.outputs import keep_outputs
 from backquant.deploy.onnxruntime.readback import kernels_of
+from backquant.deploy.onnxruntime.resizes import resize_by_products
 from backquant.deploy.onnxruntime.session import OnnxRuntimeSession
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
@@ -47,6 +48,7 @@ class OnnxRuntimeTarget:
         keep_outputs(model)
         use_group_kernels(model)
         use_lstm_kernels(model, job)
+        resize_by_products(model)
         save_onnx(model, path)
         return Written(
             runtime=f"onnxruntime {onnxruntime.__version__}",
