@@ -9,6 +9,7 @@ What cannot be recorded is measured node by node, as it runs without a recording
 takes long: beside calls of tenths of a millisecond what a recording saves between them is nothing.
 """
 
+# size: the one walk that times nodes, recorded and not, and what tells nodes alike
 from __future__ import annotations
 
 import hashlib
