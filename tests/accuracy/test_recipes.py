@@ -12,7 +12,7 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.recipes import BUILT_IN, recipe_of
-from backquant.accuracy.recipes.bench import Bench
+from backquant.accuracy.recipes.bench import Bench, Losses
 from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.accuracy.recipes.layers import layers_of
 from backquant.accuracy.recipes.steps import STEPS
@@ -106,9 +106,37 @@ def test_what_does_not_help_is_not_kept(cases: dict[str, Case], step: str) -> No
     with torch.no_grad():
         changes = list(STEPS[step](draft, bench))
     after, losses, kept = bench.kept(draft, changes, bench.losses(draft))
-    loss = float(losses.sum())
+    loss = losses.total
     assert loss <= before and (kept > 0) == (loss < before)
     assert bench.loss(after) == pytest.approx(loss)
+
+
+@pytest.mark.parametrize(
+    ("held", "fitted", "kept"),
+    [
+        ([0.9] * 16, [0.9] * 48, True),
+        ([1.1] + [0.98] * 15, [0.9] * 48, True),  # of those that are held it may be chance
+        ([1.1] * 16, [0.5] * 48, False),  # fitted to what the others are not like
+        ([0.9] * 16, [1.1] * 48, False),
+        ([0.9] * 16, [4.0] + [0.95] * 47, False),  # no more than chance
+    ],
+)
+def test_all_batches_judge(
+    cases: dict[str, Case],
+    monkeypatch: pytest.MonkeyPatch,
+    held: list[float],
+    fitted: list[float],
+    kept: bool,
+) -> None:
+    """``held``, ``fitted``: what samples lose with a change, of 1 without; relative to 16 and 48 samples."""
+    ready = cases["trace"].ready
+    draft = Draft(ready.prepared, ready.conversion)
+    bench = Bench(draft, cases["trace"].data)
+    before = Losses(torch.ones(16) / 16, torch.ones(48) / 48)
+    found = iter([torch.tensor(held) / 16, torch.tensor(fitted) / 48])
+    monkeypatch.setattr(Bench, "_of", lambda *_: next(found))
+    changes = [Change("fc", bias=torch.ones(10))]
+    assert bench.kept(draft, changes, before)[2] == int(kept)
 
 
 def test_groups_of_four_bits() -> None:

@@ -80,10 +80,10 @@ def test_the_float_model_computes_the_same(
     for one, two in zip(wanted, found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4 * float(one.abs().max()))
     before = bench.loss(draft)
-    after = float(bench.kept(draft, changes, bench.losses(draft))[1].sum())
+    after = bench.kept(draft, changes, bench.losses(draft))[1].total
     assert after <= before
     if step != "equalization":  # which looks at no data, and hurts here as a whole
-        assert bench.loss(changed) < 0.9 * before and after < 0.95 * before
+        assert bench.loss(changed) < 0.95 * before and after < 0.95 * before
 
 
 class Post(nn.Module):

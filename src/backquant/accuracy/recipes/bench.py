@@ -1,16 +1,19 @@
 """What the steps of a recipe work on: batches held in memory, the outputs of the float model for them, and
 the error of a draft.
 
-With two batches or more, the last quarter of them (at least one) judges, and steps fit on the
-others: a change that does not help on the batches that judge is not kept.
+With two batches or more, the last quarter of them (at least one) is held, and steps fit on the others. What
+is kept loses less on those that are held, and on all of them by more than samples differ by chance. The held
+ones alone are few: where outputs are probabilities two or three samples make most of the error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from backquant.accuracy.figures import decibels
 from backquant.accuracy.nodes import placeholders
@@ -23,6 +26,31 @@ from backquant.prepare import unobserved
 #: Batches that are held; more add little to what sums over them say.
 MOST_BATCHES = 64
 _SAMPLES = 8  # whose differences say something
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What each sample adds to the relative error power of the outputs: of the batches that are held, and of
+    those that steps fit on (none where these are the same).
+
+    >>> Losses(torch.ones(1), torch.full((3,), 0.5)).every
+    tensor([0.2500, 0.3750, 0.3750, 0.3750])
+    """
+
+    held: torch.Tensor
+    fitted: torch.Tensor
+
+    @property
+    def total(self) -> float:
+        """The relative error power of all batches."""
+        return float(self.every.sum())
+
+    @property
+    def every(self) -> torch.Tensor:
+        """Of all samples; the relative errors of the two parts count by their numbers of samples."""
+        count = len(self.held) + len(self.fitted)
+        parts = (part * (len(part) / max(count, 1)) for part in (self.held, self.fitted))
+        return torch.cat(list(parts))
 
 
 class Bench:
@@ -44,17 +72,30 @@ class Bench:
         last = max(1, len(held) // 4) if len(held) > 1 else 0
         self.fitting = held[: len(held) - last]
         self.judging = held[len(held) - last :] or held
-        self._outputs = FloatOutputs(unobserved(draft.prepared), self.judging, ranks)
+        floating = unobserved(draft.prepared)
+        self._held = FloatOutputs(floating, self.judging, ranks)
+        self._fitted = FloatOutputs(floating, self.fitting if last else [], ranks)
 
-    def losses(self, draft: Draft) -> torch.Tensor:
-        """The output error of the reference model of ``draft``, for each sample: its share of the power of
-        the error, relative to the power of the float outputs.
-        """
-        return self._outputs.losses(draft.reference(), "judging a recipe")
+    def losses(self, draft: Draft) -> Losses:
+        """The output error of the reference model of ``draft``."""
+        reference = draft.reference()
+        return Losses(self._of(self._held, reference), self._of(self._fitted, reference))
+
+    def _of(self, outputs: FloatOutputs, reference: nn.Module) -> torch.Tensor:
+        return outputs.losses(reference, "judging a recipe")
+
+    def _tried(self, draft: Draft, before: Losses) -> Losses | None:
+        """The losses of ``draft`` where they are less than ``before``."""
+        reference = draft.reference()
+        held = self._of(self._held, reference)
+        if not float(held.sum()) < float(before.held.sum()):
+            return None
+        found = Losses(held, self._of(self._fitted, reference))
+        return found if helps(before.every, found.every) else None
 
     def loss(self, draft: Draft) -> float:
         """The sum of ``losses``."""
-        return float(self.losses(draft).sum())
+        return self.losses(draft).total
 
     def sqnr(self, draft: Draft) -> float:
         """``loss`` as a signal-to-quantization-noise ratio in dB."""
@@ -68,8 +109,8 @@ class Bench:
             yield Walk(twin, placeholders(twin.float_graph, batch, index), quantized)
 
     def kept(
-        self, draft: Draft, changes: Sequence[Change | Together], before: torch.Tensor
-    ) -> tuple[Draft, torch.Tensor, int]:
+        self, draft: Draft, changes: Sequence[Change | Together], before: Losses
+    ) -> tuple[Draft, Losses, int]:
         """``draft`` with those of ``changes`` that lower its error, the errors it has then, and how many
         changes that are. ``before``: the errors without them.
 
@@ -81,14 +122,14 @@ class Bench:
         return self._kept(draft, apart, before, left)
 
     def _kept(
-        self, draft: Draft, changes: list[Together], before: torch.Tensor, left: list[int]
-    ) -> tuple[Draft, torch.Tensor, int]:
+        self, draft: Draft, changes: list[Together], before: Losses, left: list[int]
+    ) -> tuple[Draft, Losses, int]:
         if not changes or left[0] <= 0:
             return draft, before, 0
         left[0] -= 1
         tried = draft.changed(change for together in changes for change in together)
-        losses = self.losses(tried)
-        if helps(before, losses):
+        losses = self._tried(tried, before)
+        if losses is not None:
             return tried, losses, len(changes)
         if len(changes) == 1:
             return draft, before, 0

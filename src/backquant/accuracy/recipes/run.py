@@ -20,8 +20,8 @@ from backquant.calibrate.group import ALONE, Ranks, by_rank_0
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gained: SQNR of the outputs in dB on batches that it was not fitted on, and how many of
-    the changes that it proposed were kept.
+    """What one step gained: SQNR of the outputs in dB on all batches, and how many of the changes that it
+    proposed were kept.
 
     >>> print(StepResult("gptq", 21.0, 24.5, 8, 9, 1.5))
     gptq: 21.0 dB → 24.5 dB, 8 of 9 changes kept
@@ -61,7 +61,7 @@ def followed(
     bench = Bench(draft, batches, ranks, recipe.most_inputs)
     losses, results = bench.losses(draft), []
     for position, name in enumerate(recipe.steps):
-        before, start = float(losses.sum()), time.monotonic()
+        before, start = losses.total, time.monotonic()
         with torch.no_grad():
             own = list(STEPS[name](draft, bench))
         make: Callable[[], list[Change | Together]] = partial(list, own)
@@ -69,9 +69,7 @@ def followed(
         draft, losses, kept = bench.kept(draft, changes, losses)
         seconds = round(time.monotonic() - start, 2)
         results.append(
-            StepResult(
-                name, decibels(before), decibels(float(losses.sum())), kept, len(changes), seconds
-            )
+            StepResult(name, decibels(before), decibels(losses.total), kept, len(changes), seconds)
         )
         if told is not None:
             told(position + 1, len(recipe.steps))
