@@ -139,6 +139,30 @@ def test_all_batches_judge(
     assert bench.kept(draft, changes, before)[2] == int(kept)
 
 
+@pytest.mark.parametrize("step", ["weight-clipping", "gptq", "adaround"])
+def test_new_integers_come_with_a_bias_for_them(step: str) -> None:
+    """A mean error that depends on the integers: a bias that was corrected by others is not added to."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2)).eval()
+    with torch.no_grad():
+        model[0].weight[:, 0, 0, 0] = 4.0
+    data = [torch.rand(8, 4, 6, 6) + 1 for _ in range(4)]
+    for batch in data:
+        batch[:, ::2] *= 0.01
+    ready = CalibrationCall("x86").calibrated(model, None, data)
+    draft = Draft(ready.prepared, ready.conversion).changed([Change("0", bias=torch.ones(8))])
+    changes: list[Any] = list(STEPS[step](draft, Bench(draft, data)))
+    assert [change.place for change in changes] == ["0"]
+    twin = draft.changed(changes).twin()
+    [layer] = layers_of(twin)
+    wrong = layer.reference.dequantized_weight() - layer.float_part.weight
+    with torch.no_grad():
+        bias = model[0].bias - nn.functional.conv2d(torch.cat(data[:3]), wrong, groups=2).mean(
+            (0, 2, 3)
+        )
+    torch.testing.assert_close(layer.reference.bias, bias, rtol=0.05, atol=2e-3)
+
+
 def test_groups_of_four_bits() -> None:
     """GPTQ on weights that share a scale by groups of 32, with inputs that depend on each other."""
     torch.manual_seed(0)

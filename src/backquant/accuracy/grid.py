@@ -74,6 +74,18 @@ def columns(weight: Tensor, groups: int) -> Tensor:
     return weight.reshape(groups, weight.shape[0] // groups, -1)
 
 
+def mean_error(wrong: Tensor, means: Tensor, groups: int) -> Tensor:
+    """The mean error of each output channel, by what is wrong with each weight and the means of what channels
+    read: ``(rows,)``, in float64.
+
+    >>> mean_error(torch.tensor([[0.5, 0.0], [0.0, 0.25]]), torch.tensor([1.0, 2.0]), 1).tolist()
+    [0.5, 0.5]
+    """
+    taps = wrong[0, 0].numel()
+    read = means.to(wrong.dtype).repeat_interleave(taps).reshape(groups, -1, 1)
+    return (columns(wrong, groups) @ read).flatten().double()
+
+
 def gram(layer: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     """The sum of ``x x^T`` over all positions that a weight meets, float32 ``(groups, columns, columns)``,
     and how many there were.

@@ -23,6 +23,7 @@ from torch import fx, nn
 from backquant.accuracy.biases.run import LayerCall, Plan, Run, layer_calls
 from backquant.accuracy.biases.watched import Seen, channel_means
 from backquant.accuracy.figures import decibel_text, decibels, float_tensors
+from backquant.accuracy.grid import mean_error
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.outputs import losses_of
 from backquant.accuracy.recipes.bench import helps
@@ -129,11 +130,7 @@ def _mean_error(
 
 def _by_weights(layer: LayerCall, weight: torch.Tensor, reads: torch.Tensor) -> torch.Tensor:
     wrong = weight - layer.float_part.weight.detach()
-    groups = int(getattr(layer.float_part, "groups", 1))
-    means = reads.to(weight.dtype).repeat_interleave(weight[0, 0].numel())
-    rows = wrong.reshape(groups, weight.shape[0] // groups, -1)
-    found: torch.Tensor = rows @ means.reshape(groups, -1, 1)
-    return found.flatten().double()
+    return mean_error(wrong, reads, int(getattr(layer.float_part, "groups", 1)))
 
 
 def _judged(

@@ -6,14 +6,15 @@ process group, the ranks divide the layers among themselves.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backquant.accuracy.grid import columns, gram
+from backquant.accuracy.grid import columns, gram, mean_error
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft, Together, weighted_part
 from backquant.accuracy.recipes.layers import Layer, input_of, layers_of, tables_of
@@ -108,17 +109,53 @@ def _rounding(layer: Layer, made: Tensor) -> Change:
 def _by_layer(
     draft: Draft, bench: Bench, changed: Callable[[Layer, Tensor], Change | None]
 ) -> Iterator[Change]:
-    """What becomes of each layer: rank r of n sees to every n-th from r on."""
+    """What becomes of each layer: rank r of n sees to every n-th from r on. A bias that was corrected for
+    other integers is wrong for the new ones: it takes back the mean error of these instead."""
+    corrected = {place for place, one in draft.changes.items() if one.bias is not None}
     own = []
-    for layer, hessian in _judged(draft, bench):
-        own.append(changed(layer, hessian))
+    for layer, read in _judged(draft, bench):
+        change = changed(layer, read.gram)
+        if change is not None and layer.path in corrected:
+            change = _with_bias(layer, change, read.means)
+        own.append(change)
         bench.ranks.alive()
     every = in_turn(bench.ranks, "rounding weights", own)
     return (change for change in every if change is not None)
 
 
-def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Tensor]]:
-    """Each layer of this rank with the mean of ``x x^T`` over what it reads in the quantized model.
+def _with_bias(layer: Layer, change: Change, means: Tensor) -> Change:
+    made = change.weight
+    if made is None:
+        rounded = copy.deepcopy(layer.reference)
+        rounded._store_weight(layer.weight, change.qparams)
+        made = rounded.dequantized_weight()
+    error = mean_error(made - layer.weight, means, layer.groups)
+    bias = torch.zeros_like(error) if layer.float_part.bias is None else layer.float_part.bias
+    return replace(change, bias=(bias.detach() - error).to(layer.weight.dtype))
+
+
+@dataclass
+class _Read:
+    """What a layer reads in the quantized model: the mean of ``x x^T``, and of each channel."""
+
+    gram: Any = 0.0
+    means: Any = 0.0
+    positions: int = 0
+    values: int = 0
+
+    def add(self, layer: Layer, x: Tensor) -> None:
+        found, count = gram(layer.float_part, x)
+        by_channel = x.movedim(1 - layer.weight.dim(), 0).flatten(1)
+        self.gram, self.positions = self.gram + found, self.positions + count
+        self.means = self.means + by_channel.double().sum(1)
+        self.values += by_channel.shape[1]
+
+    def mean(self) -> _Read:
+        return _Read(self.gram / max(self.positions, 1), self.means / max(self.values, 1))
+
+
+def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, _Read]]:
+    """Each layer of this rank with what it reads in the quantized model.
 
     The matrices of as many layers as fit are summed in one pass over the data. Weights are those of the float
     model: what was rounded before is rounded anew.
@@ -134,24 +171,22 @@ def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Tensor]]:
         while waiting and (not now or size < _SUMS_AT_ONCE):
             now.append(waiting.pop(0))
             size += 4 * now[-1].groups * now[-1].inputs ** 2
-        for layer, hessian in zip(now, _grams(bench, twin, now), strict=True):
-            yield replace(layer, float_part=weighted_part(original[layer.path])), hessian
+        for layer, read in zip(now, _read(bench, twin, now), strict=True):
+            yield replace(layer, float_part=weighted_part(original[layer.path])), read
 
 
-def _grams(bench: Bench, twin: Twin, layers: list[Layer]) -> list[Tensor]:
+def _read(bench: Bench, twin: Twin, layers: list[Layer]) -> list[_Read]:
     readers = {node.name: i for i, layer in enumerate(layers) for node in layer.nodes}
     last = max(twin.place[name] for name in readers)
-    sums: list[Any] = [0.0] * len(layers)
-    counts = [0] * len(layers)
+    found = [_Read() for _ in layers]
     with torch.no_grad():
         for walk in bench.walks(twin, lambda _: True):
             for position, node in enumerate(twin.nodes[: last + 1]):
                 walk.to(position)
                 index = readers.get(node.name)
                 if index is not None:
-                    found, count = gram(layers[index].float_part, input_of(walk, node))
-                    sums[index], counts[index] = sums[index] + found, counts[index] + count
-    return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
+                    found[index].add(layers[index], input_of(walk, node))
+    return [read.mean() for read in found]
 
 
 #: By the words that recipes use.
