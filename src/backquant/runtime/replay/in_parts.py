@@ -75,6 +75,7 @@ def _part_of(
         lambda value: _part(value, 0, rows, count), (called.args, called.kwargs)
     )
     try:
+        called.model(*args, **kwargs)  # kernels may pack weights for inputs of another size
         _, recording = record(called.model, args, kwargs, called.constants)
     except Exception as problem:
         raise Mixed(f"a part of the samples is refused: {problem}") from None

@@ -47,10 +47,10 @@ def samples_apart(recording: Recording, samples: Mapping[str, int], count: int) 
     [Result(size=(4,), stride=(1,), dtype=torch.float32, samples=0)]
     >>> apart(lambda x: x - x.mean(0, True))
     Traceback (most recent call last):
-    backquant.operators.samples.Mixed: aten::mean over samples
+    backquant.operators.samples.rules.Mixed: aten::mean over samples
     >>> apart(lambda x: x.relu_() + 1)
     Traceback (most recent call last):
-    backquant.operators.samples.Mixed: aten::relu_ writes into what the model is given, or holds
+    backquant.operators.samples.rules.Mixed: aten::relu_ writes into what the model is given, or holds
     """
     found = _Samples(recording, samples, count)
     for call in recording.calls:

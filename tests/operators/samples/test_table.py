@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backquant.operators import samples
 from backquant.operators.samples import Mixed
+from backquant.operators.samples.table import _RULES
 from backquant.runtime.replay.record import Recording, record
 from backquant.runtime.replay.unmixed import Result, samples_apart
 
@@ -22,8 +22,8 @@ ATEN = torch.ops.aten
 
 X = torch.randn(N, 6, 5, 3, generator=torch.Generator().manual_seed(0))
 W = torch.randn(8, 6, 3, 3)
-TABLE, BIAS = torch.randn(5, 9), torch.randn(7)
-HELD = [W, TABLE, BIAS]  # what a model holds
+TABLE, BIAS, SIX = torch.randn(5, 9), torch.randn(7), torch.randn(6)
+HELD = [W, TABLE, BIAS, SIX]  # what a model holds
 
 
 def quantized(x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,8 @@ APART: dict[str, Function] = {
     "t": lambda x: x.mean((1, 2)).t().clone(),
     "select": lambda x: x.transpose(0, 2).select(0, 1) + 1,
     "unbind": lambda x: x.unbind(1)[2] + 1,
-    "slice": lambda x: x[:, 1:5:2] + 1,
+    "slice": lambda x: ATEN.slice(x, 0, 0, 2**63 - 1)[:, 1:5:2] + 1,
+    "cumsum": lambda x: x.cumsum(1),
     "split": lambda x: x.split(2, 1)[1] + 1,
     "split_with_sizes": lambda x: x.split([1, 5], 1)[1] + 1,
     "roll": lambda x: x.roll((1, 2), (1, 2)),
@@ -66,6 +67,7 @@ APART: dict[str, Function] = {
     "mean": lambda x: x.mean((2, 3), True),
     "sum": lambda x: x.transpose(0, 1).sum(0),
     "amax": lambda x: x.amax((1,)),
+    "linalg_vector_norm": lambda x: torch.linalg.vector_norm(x, dim=(2, 3)),
     "amin": lambda x: x.amin((-1,), True),
     "unsqueeze": lambda x: x.unsqueeze(0) + 1,
     "squeeze": lambda x: x[:, :1].transpose(0, 1).squeeze(0) + 1,
@@ -75,6 +77,7 @@ APART: dict[str, Function] = {
     "reflection_pad2d": lambda x: F.pad(x, (1, 2, 0, 1), "reflect"),
     "replication_pad2d": lambda x: F.pad(x, (1, 2, 0, 1), "replicate"),
     "native_layer_norm": lambda x: F.layer_norm(x, (5, 3)),
+    "native_batch_norm": lambda x: F.batch_norm(x, SIX, SIX.exp()),
     "native_group_norm": lambda x: F.group_norm(x, 2),
     "embedding": lambda x: F.embedding(x.to(torch.int64).clamp(0, 4).flatten(1), TABLE),
     "mm": lambda x: x.flatten(1) @ torch.ones(90, 7),
@@ -113,6 +116,7 @@ OF_PARTS: dict[str, Function] = {
     "chunk": lambda x: x.chunk(2, 1)[1] + 1,
     "layer_norm": lambda x: F.layer_norm(x, (5, 3)),
     "pad": lambda x: F.pad(x, (1, 2, 0, 1)),
+    "batch_norm": lambda x: F.batch_norm(x, SIX, SIX.exp()),
     "linear": lambda x: F.linear(x.flatten(1), torch.ones(7, 90), BIAS),
     "matmul": lambda x: (x @ x.transpose(2, 3)) @ torch.ones(5, 2),
     "conv1d": lambda x: F.conv1d(x.flatten(2), W[..., 0]),
@@ -148,6 +152,8 @@ MIXED: dict[str, Function] = {
     "a cut through samples": lambda x: x.reshape(2, -1) + 1,
     "what lies differently": lambda x: x.reshape(2, -1, 6).sum(0) + 1,
     "samples of another dimension": lambda x: x[:, :4, 0, 0] + x[:, :4, 0, 0].t(),
+    "norm of all": lambda x: x / x.norm(),
+    "statistics of the batch": lambda x: F.batch_norm(x, None, None, training=True),
     "sorted": lambda x: x.sort(0)[0],
     "norm over samples": lambda x: F.layer_norm(x, tuple(x.shape)),
     "something for each sample": lambda x: x + torch.arange(4.0).view(4, 1, 1, 1),
@@ -196,7 +202,7 @@ def test_the_operator_of_the_name_was_called(name: str) -> None:
 
 
 def test_every_row_of_the_table_is_tried() -> None:
-    rows = {name.partition("::")[2] for name in samples._RULES if name.startswith("aten::")}
+    rows = {name.partition("::")[2] for name in _RULES if name.startswith("aten::")}
     assert rows == {*APART, *OF_PARTS}
 
 
