@@ -10,7 +10,8 @@ from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
 import backquant
-from backquant.runtime.replay.timed import NodeTimes, stopwatch
+from backquant.runtime.replay.timed import NodeTimes, stopwatch, stopwatch_alone
+from backquant.speed.against_float import Timing
 
 
 class Net(nn.Module):
@@ -151,3 +152,17 @@ def test_what_takes_long_is_measured_node_by_node_and_like_calls_once() -> None:
 
 def test_short_graphs_are_recorded() -> None:
     assert not NodeTimes(symbolic_trace(Net().eval()), (torch.randn(3, 8),), walks=None).is_walked
+
+
+def test_what_is_timed_alone_uses_one_thread_however_many_there_are() -> None:
+    """Threads that wait for each other measure what else the machine does."""
+    before = torch.get_num_threads()
+    found: list[int] = []
+    torch.set_num_threads(2)
+    try:
+        assert stopwatch_alone(lambda: found.append(torch.get_num_threads())) > 0
+        assert Timing().clock is stopwatch_alone
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(found) == {1}
