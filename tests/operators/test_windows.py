@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from applied import Applied, Function
 from backquant.operators.windows import cut_windows
-
-Function = Callable[[torch.Tensor], torch.Tensor]
 
 POOLS: dict[str, Function] = {
     "mean-of-all": lambda x: F.avg_pool2d(x, 2560, ceil_mode=True),
@@ -23,15 +19,6 @@ POOLS: dict[str, Function] = {
     "largest-of-a-line": lambda x: F.max_pool1d(x.flatten(2), 100, ceil_mode=True),
 }
 DILATED: Function = lambda x: F.max_pool2d(x, 3, 4, 1, 2, ceil_mode=True)  # noqa: E731
-
-
-class Applied(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
 
 
 def cut(function: Function, x: torch.Tensor) -> tuple[list[int], torch.Tensor]:

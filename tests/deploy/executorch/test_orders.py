@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import nn
 
+from applied import Applied, Function
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.program import Program, quiet
-
-Function = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Applied(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
-
 
 WRITTEN: dict[str, Function] = {
     "sort": lambda x: x.sort()[0],

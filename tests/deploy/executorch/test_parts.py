@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import nn
 from torch.export import Dim
 
+from applied import Convolved, Function
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.program import Program, quiet
-
-Function = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Applied(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.conv, self.function = nn.Conv2d(4, 4, 1), function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self.conv(x))
 
 
 def swapped(x: torch.Tensor) -> torch.Tensor:
@@ -50,7 +37,7 @@ OUTSIDE: dict[str, Function] = {
 @pytest.mark.parametrize("name", [*INSIDE, *OUTSIDE])
 def test_parts(name: str) -> None:
     torch.manual_seed(0)
-    model, x = Applied({**INSIDE, **OUTSIDE}[name]).eval(), torch.randn(2, 4, 7, 9)
+    model, x = Convolved({**INSIDE, **OUTSIDE}[name]).eval(), torch.randn(2, 4, 7, 9)
     with quiet(), torch.no_grad():
         made = lower_program(Program(torch.export.export(model, (x,)), {})).buffer
         torch.testing.assert_close(ExecuTorchModel(made)(x), model(x), rtol=1e-5, atol=1e-5)
@@ -60,7 +47,7 @@ def test_parts(name: str) -> None:
 
 def test_splits_of_free_sizes_stay_one_operator() -> None:
     """The delegate takes no slices of them."""
-    model, x = Applied(swapped).eval(), torch.randn(2, 4, 7, 9)
+    model, x = Convolved(swapped).eval(), torch.randn(2, 4, 7, 9)
     with quiet(), torch.no_grad():
         program = torch.export.export(model, (x,), dynamic_shapes=({0: Dim("n", max=4)},))
         made = lower_program(Program(program, {})).buffer

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.export import Dim
 
+from applied import Convolved, Function
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.program import Program, quiet
-
-Function = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Applied(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.conv, self.function = nn.Conv2d(4, 4, 1), function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self.conv(x))
-
 
 INSIDE: dict[str, Function] = {
     "max": lambda x: x.max(1)[0],
@@ -65,7 +51,7 @@ OUTSIDE: dict[str, Function] = {
 def ran(function: Function, free: bool = False) -> list[str]:
     """The kernels outside of the delegates, once the values are seen to be right."""
     torch.manual_seed(0)
-    model, x = Applied(function).eval(), torch.randn(2, 4, 6, 6)
+    model, x = Convolved(function).eval(), torch.randn(2, 4, 6, 6)
     shapes = {"x": {0: Dim("batch", min=1, max=8)}} if free else None
     with quiet(), torch.no_grad():
         program = torch.export.export(model, (x,), dynamic_shapes=shapes)
