@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import backquant
+import benchmarks.stock  # noqa: F401 - makes torchvision importable, which transformers imports
 from benchmarks.sentences import CALIBRATION, GROUPS, SENTENCES
 
 Embed = Callable[[dict[str, torch.Tensor]], torch.Tensor]
