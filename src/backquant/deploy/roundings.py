@@ -46,7 +46,7 @@ def ratio(wanted: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> float:
     """The least signal-to-noise ratio of an output, in dB; outputs of other shapes or that are finite at
     other places have none.
 
-    >>> ratio([torch.ones(4)], [torch.full((4,), 1.1)])
+    >>> round(ratio([torch.ones(4)], [torch.full((4,), 1.1)]), 3)
     20.0
     >>> ratio([torch.ones(4)], [torch.ones(3)])
     -120.0

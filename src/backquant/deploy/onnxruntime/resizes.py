@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from backquant.deploy.onnx.initializers import add_initializer, drop_unused, replace_node
+from backquant.operators import overload
 
 _SIZES = 3  # the input
 _MOST = 4096  # rows and columns: beyond, the products are more work than they save
@@ -71,6 +72,6 @@ def _matrix(old: int, new: int, corners: bool) -> np.ndarray[Any, Any]:
     >>> _matrix(2, 2, corners=False).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    made = torch.ops.aten.upsample_bicubic2d(torch.eye(old)[None, None], [new, old], corners)
+    made = overload("upsample_bicubic2d")(torch.eye(old)[None, None], [new, old], corners)
     matrix: np.ndarray[Any, Any] = made[0, 0].numpy()
     return matrix

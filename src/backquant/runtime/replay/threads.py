@@ -66,10 +66,8 @@ def alone(work: Callable[[], Found]) -> Found:
     problems: list[BaseException] = []
 
     def called(begin: int, *_: object) -> None:
-        if (
-            begin > 0
-        ):  # another thread: it sleeps until the first is done, and so nobody else has it
-            return
+        if begin > 0:
+            return  # another thread: it sleeps until the first is done
         set_threads(1)
         try:
             made.append(work())
