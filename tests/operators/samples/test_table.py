@@ -63,6 +63,11 @@ APART: dict[str, Function] = {
     "roll": lambda x: x.roll((1, 2), (1, 2)),
     "_softmax": lambda x: x.softmax(1),
     "_log_softmax": lambda x: x.log_softmax(-1),
+    "_safe_softmax": lambda x: ATEN._safe_softmax(x, -1),
+    "masked_fill_": lambda x: (x + 1).masked_fill_(x > 0, 3.0),
+    "_prelu_kernel": lambda x: F.prelu(x, SIX),
+    "reflection_pad1d": lambda x: F.pad(x.flatten(2), (1, 2), "reflect"),
+    "upsample_bicubic2d": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
     "flip": lambda x: x.flip(1, 2),
     "mean": lambda x: x.mean((2, 3), True),
     "sum": lambda x: x.transpose(0, 1).sum(0),
@@ -105,6 +110,7 @@ APART: dict[str, Function] = {
 }
 #: Operators that are called in inference mode, which are made of others elsewhere.
 OF_PARTS: dict[str, Function] = {
+    "prelu": lambda x: F.prelu(x, SIX),
     "contiguous": lambda x: x.transpose(1, 2).contiguous(),
     "to": lambda x: x.to(torch.float64),
     "reshape": lambda x: x.transpose(1, 2).reshape(x.size(0), -1) + 1,

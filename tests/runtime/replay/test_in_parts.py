@@ -150,7 +150,7 @@ class TimesItsNumber(nn.Module):
     [(TimesItsNumber(), "other bits"), (OfOneSize(), "invalid for input of size 3")],
 )
 def test_a_model_that_knows_the_number_of_its_samples_is_computed_as_a_whole(
-    model: nn.Module, reason: str
+    model: nn.Module, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     replays = Replays(torch.fx.symbolic_trace(model))
     x = torch.randn(4, 3)
@@ -159,6 +159,7 @@ def test_a_model_that_knows_the_number_of_its_samples_is_computed_as_a_whole(
             assert torch.equal(replays(x), model(x))
     assert replays.programs == 1
     assert reason in replays.together
+    assert capfd.readouterr() == ("", "")  # torch.fx tells of errors in graphs
 
 
 @pytest.mark.usefixtures("native_library")

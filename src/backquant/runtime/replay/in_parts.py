@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from backquant.operators.samples import Mixed
@@ -30,7 +31,7 @@ class Called(NamedTuple):
     """A call of a model: ``tensors`` are its arguments', ``result`` what it gave. ``constants``: what the
     model holds, asked after a call."""
 
-    model: Callable[..., Any]
+    model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: list[torch.Tensor]
@@ -74,9 +75,10 @@ def _part_of(
     args, kwargs = tree_map(
         lambda value: _part(value, 0, rows, count), (called.args, called.kwargs)
     )
+    run = called.model.forward  # which prints nothing where a graph refuses so many samples
     try:
-        called.model(*args, **kwargs)  # kernels may pack weights for inputs of another size
-        _, recording = record(called.model, args, kwargs, called.constants)
+        run(*args, **kwargs)  # kernels may pack weights for inputs of another size
+        _, recording = record(run, args, kwargs, called.constants)
     except Exception as problem:
         raise Mixed(f"a part of the samples is refused: {problem}") from None
     if isinstance(recording, NotReplayable):
