@@ -23,7 +23,8 @@ ATEN = torch.ops.aten
 X = torch.randn(N, 6, 5, 3, generator=torch.Generator().manual_seed(0))
 W = torch.randn(8, 6, 3, 3)
 TABLE, BIAS, SIX = torch.randn(5, 9), torch.randn(7), torch.randn(6)
-HELD = [W, TABLE, BIAS, SIX]  # what a model holds
+SAMPLES = torch.arange(4.0).view(4, 1)
+HELD = [W, TABLE, BIAS, SIX, SAMPLES]  # what a model holds
 
 
 def quantized(x: torch.Tensor) -> torch.Tensor:
@@ -161,6 +162,10 @@ MIXED: dict[str, Function] = {
     "a cut through samples": lambda x: x.reshape(2, -1) + 1,
     "what lies differently": lambda x: x.reshape(2, -1, 6).sum(0) + 1,
     "samples of another dimension": lambda x: x[:, :4, 0, 0] + x[:, :4, 0, 0].t(),
+    "a table with a row for each sample": lambda x: x + SAMPLES.expand(4, 6)[:, :, None, None],
+    "a mask that lies along heads": lambda x: F.scaled_dot_product_attention(
+        x[:, :4], x[:, :4], x[:, :4], x[:, 0, :, :1].expand(-1, -1, 5)
+    ),
     "norm of all": lambda x: x / x.norm(),
     "statistics of the batch": lambda x: F.batch_norm(x, None, None, training=True),
     "sorted": lambda x: x.sort(0)[0],

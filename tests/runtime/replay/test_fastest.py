@@ -51,7 +51,7 @@ def test_ways_take_turns_and_then_the_fastest_stays(
 
 def test_the_first_round_and_a_disturbed_one_do_not_count(clock: Clock) -> None:
     calls: list[str] = []
-    slow_at_first = clock.takes(iter([9.0, 0.5, 9.0, 0.5]), "parts", calls)
+    slow_at_first = clock.takes(iter([2.9, 0.5, 9.0, 0.5]), "parts", calls)
     both = Fastest([clock.takes(1.0, "whole", calls), slow_at_first])
     for _ in range(8):
         both([])
@@ -66,7 +66,18 @@ def test_another_number_of_threads_is_measured_anew(
     for _ in range(8):
         both([])
     assert both.chosen == 1
-    threads = torch.get_num_threads() + 1
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    before = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
     both([])
     assert both.chosen is None
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before)
+    assert both.chosen == 1
+
+
+def test_what_is_several_times_as_slow_is_tried_once(clock: Clock) -> None:
+    calls: list[str] = []
+    both = Fastest([clock.takes(1.0, "whole", calls), clock.takes(50.0, "parts", calls)])
+    for _ in range(6):
+        both([])
+    assert calls == ["whole", "parts", "whole", "whole", "whole", "whole"]
+    assert both.chosen == 0

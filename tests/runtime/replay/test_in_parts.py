@@ -112,6 +112,7 @@ class OneLess(nn.Module):
         (InPlace(), 4, "writes into what the model is given, or holds"),
         (OneLess(), 3, "another structure"),
         (nn.ReLU(), 1, "there is one sample"),
+        (nn.ReLU(), 513, "there are more than 256 samples"),
     ],
 )
 def test_what_is_computed_as_a_whole(model: nn.Module, rows: int, reason: str) -> None:
@@ -125,7 +126,7 @@ def test_what_is_computed_as_a_whole(model: nn.Module, rows: int, reason: str) -
 
 @pytest.mark.parametrize(
     ("rows", "threads", "sizes"),
-    [(8, 2, [1, 4]), (2, 2, [1]), (7, 2, [1]), (8, 1, [1]), (6, 3, [1, 2])],
+    [(8, 2, [1, 4]), (2, 2, [1]), (7, 2, [1]), (8, 1, [1]), (6, 3, [1, 2]), (512, 2, [256])],
 )
 def test_parts_are_single_samples_and_the_share_of_a_thread(
     rows: int, threads: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch

@@ -279,7 +279,8 @@ def attention(arguments: Sequence[Any], _: Size, count: int) -> int:
     own number of them."""
     q, k, v, *added = _holding(arguments)
     found = {q.samples, k.samples, v.samples}
-    if found not in ({0}, {1}) or len(q.size) != 4:
+    ranks = {len(held.size) for held in (q, k, v, *added) if held.samples is not None}
+    if found not in ({0}, {1}) or ranks != {4}:
         raise Mixed("with samples along other dimensions than batch or heads")
     (place,) = found
     last, block = int(place or 0) - 4, q.size[0] // count if place == 0 else 1

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from backquant.operators.samples import rules
-from backquant.operators.samples.rules import Mixed, Rule, Size
+from backquant.operators.samples.rules import Held, Mixed, Rule, Size
 
 
 def dimension_of_samples(
@@ -44,15 +44,24 @@ def dimension_of_samples(
         raise Mixed(f"{name} {problem}") from None
 
 
-def repeated(operator: torch._ops.OpOverload, size: Size, count: int) -> int | None:
+def repeated(
+    operator: torch._ops.OpOverload, arguments: Sequence[Any], size: Size, count: int
+) -> int | None:
     """The dimension along which a result of this size holds the same for each of ``count`` samples, of an
     operator that reads no samples; ``None``: there is not one such dimension.
 
-    >>> repeated(torch.ops.aten.expand.default, (8, 1, 3), 8)
-    0
+    >>> from backquant.operators.samples import Held
+    >>> expand = torch.ops.aten.expand.default
+    >>> [repeated(expand, [Held((rows, 1))], (8, 3), 8) for rows in (1, 8)]
+    [0, None]
     """
     found = [dim for dim, length in enumerate(size) if length == count]
-    return found[0] if operator._schema.name in _REPEATS and len(found) == 1 else None
+    if operator._schema.name not in _REPEATS or len(found) != 1:
+        return None
+    last = found[0] - len(size)
+    read = [value for value in arguments if isinstance(value, Held)]
+    alike = all(len(each.size) < -last or each.size[last] == 1 for each in read)
+    return found[0] if alike else None
 
 
 def draws_numbers(operator: torch._ops.OpOverload, arguments: Sequence[Any]) -> bool:
@@ -155,7 +164,4 @@ _RULES = _table(
     (rules.leading(1), "aten", "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
     (rules.attention, "aten", "scaled_dot_product_attention"),
 )
-_REPEATS = frozenset(
-    f"aten::{name}"
-    for name in ("expand", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
-)
+_REPEATS = frozenset(f"aten::{name}" for name in ("expand", "zeros", "ones", "full"))

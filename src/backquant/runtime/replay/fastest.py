@@ -16,10 +16,11 @@ Way = Callable[[list[torch.Tensor]], Any]
 
 _ROUNDS = 4  # of which the first does not count: caches and threads are not warm
 _GAIN = 0.97  # of the time of the first way, that another one may take to be preferred to it
+_HOPELESS = 3.0  # times the shortest call so far: such a way is not tried again
 
 
 class Fastest:
-    """Calls one of ``ways``. ``chosen``: which; ``None`` while they are measured.
+    """Calls one of ``ways``.
 
     >>> both = Fastest([lambda x: x[0] + 1, lambda x: [time.sleep(0.01), x[0] + 1][1]])
     >>> [both([torch.ones(1)]).item() for _ in range(9)][-1], both.chosen
@@ -28,29 +29,39 @@ class Fastest:
 
     def __init__(self, ways: Sequence[Way]) -> None:
         self.ways = list(ways)
-        self._begin(torch.get_num_threads())
+        # by the number of threads, which may be another one in each thread that calls
+        self._chosen: dict[int, int] = {}
+        self._seconds: dict[int, list[list[float]]] = {}
 
-    def _begin(self, threads: int) -> None:
-        self.chosen: int | None = None
-        self._threads = threads
-        self._seconds: list[list[float]] = [[] for _ in self.ways]
+    @property
+    def chosen(self) -> int | None:
+        """Which way is taken with as many threads as torch uses now; ``None`` while they are measured."""
+        return self._chosen.get(torch.get_num_threads())
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """The result for the flattened tensor arguments."""
         threads = torch.get_num_threads()
-        if threads != self._threads:
-            self._begin(threads)
-        chosen = self.chosen
-        return self._measured(tensors) if chosen is None else self.ways[chosen](tensors)
+        chosen = self._chosen.get(threads)
+        return self._measured(threads, tensors) if chosen is None else self.ways[chosen](tensors)
 
-    def _measured(self, tensors: list[torch.Tensor]) -> Any:
-        seconds = self._seconds
-        way = min(range(len(self.ways)), key=lambda i: len(seconds[i]))
+    def _measured(self, threads: int, tensors: list[torch.Tensor]) -> Any:
+        seconds = self._seconds.setdefault(threads, [[] for _ in self.ways])
+        way = min(self._hopeful(seconds), key=lambda i: len(seconds[i]))
         start = time.perf_counter()
         result = self.ways[way](tensors)
         seconds[way].append(time.perf_counter() - start)
-        if all(len(found) >= _ROUNDS for found in seconds):
-            best = [min(found[1:]) for found in seconds]
-            fastest = min(range(len(best)), key=best.__getitem__)
-            self.chosen = fastest if best[fastest] < _GAIN * best[0] else 0
+        hopeful = self._hopeful(seconds)
+        if all(len(seconds[i]) >= _ROUNDS for i in hopeful):
+            best = {i: min(seconds[i][1:]) for i in hopeful}
+            fastest = min(best, key=best.__getitem__)
+            first = best.get(0)
+            self._chosen[threads] = 0 if first and best[fastest] >= _GAIN * first else fastest
         return result
+
+    @staticmethod
+    def _hopeful(seconds: list[list[float]]) -> list[int]:
+        """The ways that are not several times as slow as another one."""
+        least = min((min(found) for found in seconds if found), default=0.0)
+        return [
+            i for i, found in enumerate(seconds) if not found or min(found) <= _HOPELESS * least
+        ]

@@ -25,6 +25,7 @@ from backquant.runtime.replay.threads import on_threads
 from backquant.runtime.replay.unmixed import Result, samples_apart
 
 _DIM = 0  # of inputs, that holds samples
+_MOST = 256  # samples that are computed one by one: more are rows of a table
 
 
 class Called(NamedTuple):
@@ -57,7 +58,10 @@ def in_parts(whole: Recording, called: Called) -> list[InParts]:
     }
     results = samples_apart(whole, holding, count)
     share, left = divmod(count, torch.get_num_threads())
-    sizes = {1, 1 if left or share == count else share}
+    sizes = {1} if count <= _MOST else set()
+    sizes |= set() if left or share == count else {share}
+    if not sizes:
+        raise Mixed(f"there are more than {_MOST} samples")
     made, problems = [], []
     for rows in sorted(sizes):
         try:

@@ -161,8 +161,11 @@ class Replays:
         program = Program(whole)
         try:
             parts = in_parts(whole, called)
-        except (Mixed, NotReplayable, RuntimeError, AttributeError) as problem:
+        except Mixed as problem:
             self.together = str(problem)
+            return program
+        except Exception as problem:  # the call has its result, and the whole can be replayed
+            self.together = f"{type(problem).__name__}: {problem}"
             return program
         self.together = ""
         return Fastest([program, *parts])

@@ -94,11 +94,10 @@ class _Samples:
             raise Mixed(
                 f"{call.operator._schema.name} reads memory in another way than it was written"
             )
-        if all(self.samples[name] is None for name in read):
-            size = self.recording.layouts[outputs[0]].size if outputs else ()
-            return repeated(call.operator, size, self.count)
         arguments = [self._value(value) for value in call.arguments]
-        size = self.recording.layouts[outputs[0]].size
+        size = self.recording.layouts[outputs[0]].size if outputs else ()
+        if all(self.samples[name] is None for name in read):
+            return repeated(call.operator, arguments, size, self.count)
         return dimension_of_samples(call.operator, arguments, size, self.count)
 
     def _value(self, value: Any) -> Any:
