@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
 import backquant
-from backquant.runtime.replay.timed import NodeTimes, stopwatch, stopwatch_alone
-from backquant.speed.against_float import Timing
+from backquant.runtime.replay.timed import NodeTimes
 
 
 class Net(nn.Module):
@@ -121,19 +119,6 @@ def test_keyword_arguments_and_defaults() -> None:
     assert set(times.seconds) == {"relu", "mul"}
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.03])
-def test_the_stopwatch_calls_often_enough(seconds: float) -> None:
-    calls = []
-
-    def run() -> None:
-        calls.append(None)
-        if seconds:
-            torch.ones(int(seconds * 3e8)).sum()
-
-    assert stopwatch(run) > 0
-    assert len(calls) >= 2
-
-
 def test_what_takes_long_is_measured_node_by_node_and_like_calls_once() -> None:
     layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4), nn.ReLU())
     calls = []
@@ -152,17 +137,3 @@ def test_what_takes_long_is_measured_node_by_node_and_like_calls_once() -> None:
 
 def test_short_graphs_are_recorded() -> None:
     assert not NodeTimes(symbolic_trace(Net().eval()), (torch.randn(3, 8),), walks=None).is_walked
-
-
-def test_what_is_timed_alone_uses_one_thread_however_many_there_are() -> None:
-    """Threads that wait for each other measure what else the machine does."""
-    before = torch.get_num_threads()
-    found: list[int] = []
-    torch.set_num_threads(2)
-    try:
-        assert stopwatch_alone(lambda: found.append(torch.get_num_threads())) > 0
-        assert Timing().clock is stopwatch_alone
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert set(found) == {1}
