@@ -237,12 +237,36 @@ def test_a_recipe_leaves_layers_that_cost_too_much(tmp_path: Path) -> None:
     assert recipe_of("better").most_inputs is not None and recipe_of("best").most_inputs is None
 
 
-@pytest.mark.parametrize("field", ["most_inputs: 0", "most_inputs: true", "most_imputs: 9"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "most_inputs: 0",
+        "most_inputs: true",
+        "most_imputs: 9",
+        "sample_decibels: true",
+        "sample_decibels: -1",
+        "sample_decibels: .inf",
+    ],
+)
 def test_a_recipe_has_no_other_fields(tmp_path: Path, field: str) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"{{name: mine, steps: [gptq], {field}}}")
-    with pytest.raises(UsageError, match=r"most_inputs is|a recipe has no 'most_imputs'"):
+    refused = r"most_inputs is|sample_decibels is|a recipe has no 'most_imputs'"
+    with pytest.raises(UsageError, match=refused):
         recipe_of(mine)
+
+
+def test_a_recipe_scales_more_layers_sample_by_sample(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 8, 9)).eval()
+    loud = torch.logspace(0, -1, 8).reshape(8, 1, 1)
+    data = [torch.randn(8, 2, 64) * loud for _ in range(4)]
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("{name: mine, steps: [], sample_decibels: 33}")
+    for recipe, scaled in (("default", False), (mine, True), ("better", True)):
+        made = backquant.quantize(model, calibration=data, recipe=recipe, slower="keep")
+        assert bool(made.plan.by_sample) == scaled
+    assert recipe_of(mine).to_dict()["sample_decibels"] == 33
 
 
 def test_messages(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.fuse import scaled_by_sample
+from backquant.fuse import part_name, scaled_by_sample
 from backquant.graph import capture
 from backquant.match.plan import BySample
 
@@ -55,6 +55,54 @@ def test_gives_what_the_layer_gives(name: str, by_channel: bool) -> None:
     torch.testing.assert_close(largest, torch.ones(3))
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+PARTED = {
+    "linear": (nn.Linear(7, 4), (3, 5, 7)),
+    "conv": (nn.Conv2d(7, 4, 3), (3, 7, 5, 5)),
+    "no bias": (nn.Conv1d(7, 4, 3, bias=False), (3, 7, 9)),
+    "transposed": (nn.ConvTranspose1d(7, 4, 3, stride=2), (3, 7, 6)),
+}
+
+
+@pytest.mark.parametrize("channels", [(), (0.01, 1.0, 3.0, 50.0)])
+@pytest.mark.parametrize("name", PARTED)
+def test_parts_of_the_channels_are_scaled_by_themselves(
+    name: str, channels: tuple[float, ...]
+) -> None:
+    layer, shape = PARTED[name]
+    model = nn.Sequential(layer, nn.ReLU()).eval()
+    captured = capture(model)
+    assert scaled_by_sample(captured, {"_0": BySample(len(shape), channels, 3)}) == ("0",)
+    seen = []
+    for place in range(3):
+        part = captured.module.get_submodule(part_name("0", place))
+        part.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    x = torch.randn(shape) * torch.tensor([1e-4, 1.0, 1e3]).reshape(-1, *[1] * (len(shape) - 1))
+    axis = -1 if name == "linear" else 1
+    x *= torch.logspace(0, -3, 7).reshape(-1, *[1] * (len(shape) - 2) if axis == 1 else ())
+    torch.testing.assert_close(captured.module(x), model(x), rtol=1e-4, atol=1e-5)
+    assert [part.shape[axis] for part in seen] == [2, 2, 3]
+    for part in seen:
+        torch.testing.assert_close(part.abs().flatten(1).amax(1), torch.ones(3))
+    assert captured.scopes["_0_part_1"].path == "0_part_1"
+    alone = captured.module(x[:1, ...])
+    torch.testing.assert_close(alone, model(x[:1]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Conv1d(8, 4, 3, groups=2)),
+        nn.Sequential(nn.Conv1d(8, 4, 3), nn.BatchNorm1d(4)),
+    ],
+)
+def test_groups_and_layers_with_a_norm_are_not_divided(model: nn.Module) -> None:
+    captured = capture(model.eval())
+    scaled_by_sample(captured, {"_0": BySample(3, (), 2)})
+    assert "0_part_1" not in dict(captured.module.named_modules())
+    x = torch.randn(3, 8, 9)
+    torch.testing.assert_close(captured.module(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_samples_of_zeros_give_the_bias() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,11 +26,11 @@ from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_r
 from backquant.calibrate.measure import Feed, measure
 from backquant.errors import UsageError
 from backquant.lower.engine_dtypes import check_engine_dtypes
-from backquant.pipeline.by_sample import compared_batches, layers_by_sample
+from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest
 from backquant.pipeline.lower import engine_of
-from backquant.pipeline.plan import Planned, evaluation_copy, planned
+from backquant.pipeline.plan import ChooseBySample, Planned, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
 from backquant.pipeline.weight_only import weight_only_mapping, weights_by_path
@@ -77,11 +77,12 @@ class CalibrationCall:
         checkpoint: Checkpoint | None = None,
         feed: Feed | None = None,
         corrects: bool = False,
+        sample_decibels: float | None = None,
     ) -> Calibrated:
         """Capture, plan, prepare and calibrate ``model``, which is not changed. Raises as ``quantize``.
 
         ``feed``: as in ``measure``. ``corrects``: whether some batches are watched, so that biases can be
-        corrected by them.
+        corrected by them. ``sample_decibels``: as in ``Recipe``.
         """
         config, engine = self.config, engine_of(self.config)
         source = opened_model(model)
@@ -100,9 +101,13 @@ class CalibrationCall:
         capturing = Capturing(
             self.capture, example, self.dynamic_shapes, requested.own, decompose=True
         )
-        own_ranges = None
+        own_ranges: ChooseBySample | None = None
         if ranks.size == 1 and (engine is None or not engine.as_described):
-            own_ranges = partial(some_batches, batches, compared_batches(batches, example))
+            own_ranges = partial(
+                layers_by_sample,
+                batches=partial(some_batches, batches, compared_batches(batches, example)),
+                least=LEAST_DECIBELS if sample_decibels is None else sample_decibels,
+            )
         step = planned_for(frozen, requested, replace(capturing, called=called), data, own_ranges)
         del called  # its output may be large
         config = step.record.backend_config
@@ -162,11 +167,10 @@ def planned_for(
     requested: DefaultedRequest,
     capturing: Capturing,
     data: Any,
-    more: Callable[[], Iterable[Any]] | None = None,
+    by_sample: ChooseBySample | None = None,
 ) -> Planned:
     """The plan for ``model`` with the notes on what was chosen for the user; ``data``: a batch of what the
-    model will meet; ``more``: gives such batches, anew at each call, to compare their samples."""
+    model will meet; ``by_sample``: chooses layers whose inputs are scaled sample by sample."""
     rules = (partial(rules_for_recurrent, data=data),)
-    by_sample = None if more is None else partial(layers_by_sample, batches=more)
     step = planned(model, requested.request, capturing, rules, by_sample)
     return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))

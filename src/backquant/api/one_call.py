@@ -172,6 +172,7 @@ def quantize(
             ranks=ranks,
             checkpoint=checkpoint,
             corrects=steps.biases,
+            sample_decibels=steps.sample_decibels,
         )
         made_ready, first = made_ready.corrected(steps)
         made_ready = made_ready.improved(steps, progress=progress, ranks=ranks)

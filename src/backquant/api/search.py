@@ -133,7 +133,13 @@ def search(  # size: as quantize
     measured = data if calibration is None else kept_set(calibration)
     with sharing(group) as ranks:
         ready = call.calibrated(
-            model, example_inputs, measured, progress=progress, ranks=ranks, corrects=steps.biases
+            model,
+            example_inputs,
+            measured,
+            progress=progress,
+            ranks=ranks,
+            corrects=steps.biases,
+            sample_decibels=steps.sample_decibels,
         )
         spent = time.process_time() - start
         ready, _ = ready.corrected(steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backquant.fuse.admitted import FusedPlan, plan_fused
 from backquant.fuse.apply import Fused, apply_fusion
 from backquant.fuse.attention import decompose_attention
-from backquant.fuse.by_sample import LAYERS, scaled_by_sample
+from backquant.fuse.by_sample import LAYERS, input_axis, part_name, scaled_by_sample
 from backquant.fuse.recurrent_layers import (
     can_separate_layers,
     layers_of_recurrent,
@@ -22,7 +22,9 @@ __all__ = [
     "can_separate_layers",
     "decompose_attention",
     "separate_recurrent_layers",
+    "input_axis",
     "layers_of_recurrent",
+    "part_name",
     "plan_fused",
     "put_back",
     "scaled_by_sample",

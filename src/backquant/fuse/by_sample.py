@@ -5,6 +5,9 @@ range whatever the sample: one static range then holds a whisper as it holds a s
 
 Where the results of a layer are rounded, too, its channels can be divided by their largest values, which the
 same product takes back: each channel then has a range of its own.
+
+Where the channels of an input differ in size from sample to sample, too (the low and the high tones of a
+sound), they can be divided into parts: ``a(x1 / r1) * r1 + b(x2 / r2) * r2``, with half of the weights each.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ def scaled_by_sample(captured: Captured, layers: Mapping[str, BySample]) -> tupl
     A batch norm that alone reads a layer stays with it. ``layers``: by name of their nodes; the first of the
     axes is that of samples (all are one sample where there are less). Layers that read
     the same value share what it is divided by. Returns the paths of the modules; those that are called more
-    than once, or are no plain layers, stay as they are.
+    than once, or are no plain layers, stay as they are. Layers with groups of channels, and those that a norm
+    stays with, are not divided into parts.
 
     >>> from backquant.graph import capture
     >>> model = nn.Sequential(nn.Linear(2, 2))
@@ -53,14 +57,82 @@ def scaled_by_sample(captured: Captured, layers: Mapping[str, BySample]) -> tupl
         if node.name not in layers or node.op != "call_module" or calls[str(node.target)] > 1:
             continue
         if type(get_module(captured.module, str(node.target))) in LAYERS:
-            value: Any = node.args[0]
-            if value not in read:
-                read[value] = _divided(captured, node, layers[node.name].axes)
-            _scale(captured, node, *read[value], layers[node.name].channels)
+            how = layers[node.name]
+            for part in _parted(captured, node, how.parts):
+                value: Any = part.args[0]
+                if value not in read:
+                    read[value] = _divided(captured, part, how.axes)
+                _scale(captured, part, *read[value], how.channels)
             found.append(str(node.target))
     if found:
         captured.module.recompile()
     return tuple(found)
+
+
+def part_name(node: str, place: int) -> str:
+    """What the node of a part is called, and its module at the end: the first is the layer's own.
+
+    >>> part_name("conv1", 0), part_name("conv1", 1)
+    ('conv1', 'conv1_part_1')
+    """
+    return f"{node}_part_{place}" if place else node
+
+
+def _parted(captured: Captured, node: fx.Node, parts: int) -> list[fx.Node]:
+    """``node``, or the layers that read parts of its input channels, the first of which it becomes; their sum
+    is in its place."""
+    module, graph = captured.module, captured.module.graph
+    path = str(node.target)
+    layer: Any = get_module(module, path)
+    count = layer.weight.shape[input_axis(layer)]
+    if parts < 2 or count < parts or getattr(layer, "groups", 1) > 1 or _norm(module, node):
+        return [node]
+    scope = captured.scopes.get(node.name, Scope(path, type(layer)))
+    value, readers, made, total = node.args[0], list(node.users), [node], node
+    for place in range(parts):
+        own = slice(count * place // parts, count * (place + 1) // parts)
+        set_module(module, part_name(path, place), _of_channels(layer, own))
+        with graph.inserting_before(node):
+            axes: Any = (..., own, *[slice(None)] * (layer.weight.dim() - 2))
+            cut = graph.call_function(operator.getitem, (value, axes))
+        _belong(captured, node, (cut,))
+        if not place:
+            node.update_arg(0, cut)
+            continue
+        name, target = part_name(node.name, place), part_name(path, place)
+        with graph.inserting_before(total.next):
+            total_before, own_part = (
+                total,
+                graph.create_node("call_module", target, (cut,), name=name),
+            )
+            total = graph.call_function(operator.add, (total_before, own_part))
+        captured.scopes[name] = Scope(part_name(scope.path, place), type(layer))
+        _belong(captured, node, (total,))
+        made.append(own_part)
+    for reader in readers:
+        reader.replace_input_with(node, total)
+    return made
+
+
+def _of_channels(layer: Any, own: slice) -> Any:
+    """``layer`` for these of its input channels; the first of them have the bias."""
+    made: Any = shallow_copy(layer)
+    at = input_axis(layer)
+    weight = layer.weight.detach().narrow(at, own.start, own.stop - own.start)
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    made.bias = None if own.start else layer.bias
+    name = "in_features" if isinstance(layer, nn.Linear) else "in_channels"
+    setattr(made, name, own.stop - own.start)
+    return made
+
+
+def input_axis(layer: Any) -> int:
+    """The axis of a layer's weight that is that of its input channels.
+
+    >>> input_axis(nn.Conv1d(2, 4, 3)), input_axis(nn.ConvTranspose1d(2, 4, 3))
+    (1, 0)
+    """
+    return 0 if isinstance(layer, _TRANSPOSED) else 1
 
 
 def _divided(captured: Captured, node: fx.Node, rank: int) -> tuple[fx.Node, fx.Node]:
@@ -153,16 +225,12 @@ def _affine(module: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, torch.Tenso
     the layer unless a batch norm follows.
     """
     layer: Any = get_module(module, str(node.target))
-    axes = _axes(layer)
-    readers = list(node.users)
-    norm: Any = None
-    if len(readers) == 1 and readers[0].op == "call_module":
-        norm = get_module(module, str(readers[0].target))
-    if type(norm) in _NORMS and norm.running_mean is not None:
+    axes, norm = _axes(layer), _norm(module, node)
+    if norm is not None:
         bias = torch.zeros_like(norm.running_mean) if layer.bias is None else layer.bias
         with torch.no_grad():  # what a norm makes of a layer that gives its bias
             constant = norm(bias.reshape(1, *axes))[0]
-        return readers[0], constant
+        return next(iter(node.users)), constant
     if layer.bias is None:
         return node, None
     constant = layer.bias.detach().reshape(axes)
@@ -170,3 +238,12 @@ def _affine(module: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, torch.Tenso
     layer.bias = None
     set_module(module, str(node.target), layer)
     return node, constant
+
+
+def _norm(module: fx.GraphModule, node: fx.Node) -> Any:
+    """The batch norm that alone reads a layer, and has statistics."""
+    readers = list(node.users)
+    if len(readers) != 1 or readers[0].op != "call_module":
+        return None
+    found: Any = get_module(module, str(readers[0].target))
+    return found if type(found) in _NORMS and found.running_mean is not None else None

@@ -293,10 +293,12 @@ class Decision:
 
 class BySample(NamedTuple):
     """How the input of a layer is scaled sample by sample: the number of its axes. ``channels``: what the
-    output channels are divided by, where they are rounded in one range; empty where they are not."""
+    output channels are divided by, where they are rounded in one range; empty where they are not. ``parts``:
+    into how many parts the input channels are divided, each scaled by itself."""
 
     axes: int
     channels: tuple[float, ...] = ()
+    parts: int = 1
 
 
 @dataclass(frozen=True)

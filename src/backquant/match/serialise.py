@@ -87,8 +87,8 @@ def _plan(values: dict[str, Any]) -> Plan:
             "no_tensors": tuple(values["no_tensors"]),
             "separate_layers": tuple(values.get("separate_layers", ())),
             "by_sample": {
-                name: BySample(axes, tuple(channels))
-                for name, (axes, channels) in values.get("by_sample", {}).items()
+                name: BySample(axes, tuple(channels), *parts)
+                for name, (axes, channels, *parts) in values.get("by_sample", {}).items()
             },
         }
     )

@@ -7,9 +7,11 @@ calibration data, before anything is quantized, of all that no rule of a passed 
 
 1. The quantized layers whose samples differ so: the worst tenth of the samples lies less than
    ``LEAST_DECIBELS`` over the noise of rounding them in the range of all, and a range of its own would give
-   that tenth ``GAIN_DECIBELS`` more.
+   that tenth ``GAIN_DECIBELS`` more. A recipe may ask for more than ``LEAST_DECIBELS``.
 2. What these read is scaled sample by sample (``backquant.fuse.by_sample``): they stay on integers. What
    makes it stays float.
+3. Where what such a layer gives is not rounded, its input channels are divided into parts that are scaled by
+   themselves, if that gains enough (``parts_by_sample``).
 
 The model runs for this only where its own inputs differ: where ranges of their own would give the worst
 tenth of the samples of one of them half of ``GAIN_DECIBELS`` more. (Powers, which layers may read, differ
@@ -32,13 +34,13 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig, LeaveFloat
-from backquant.errors import InputError
-from backquant.fuse import LAYERS
-from backquant.graph import GraphIndex, Scope, as_arguments, check_inputs, get_module
+from backquant.fuse import LAYERS, part_name
+from backquant.graph import GraphIndex, Scope, as_arguments, get_module
 from backquant.match import DefaultRules, MatchKind, Plan
 from backquant.match.default_places import ChosenRules, places_of
 from backquant.match.plan import BySample
 from backquant.match.recheck import float_results
+from backquant.pipeline.parts_by_sample import parts_of_channels, watched_layers, weighted
 from backquant.qconfig import QConfigMapping
 
 #: What the worst tenth of the samples must have over the noise of rounding.
@@ -69,8 +71,10 @@ def layers_by_sample(
     backend: BackendConfig,
     *,
     batches: Callable[[], Iterable[Any]],
+    least: float = LEAST_DECIBELS,
 ) -> dict[str, BySample]:
-    """The layers whose inputs are to be scaled sample by sample, by the name of their node. With the
+    """The layers whose inputs are to be scaled sample by sample, by the name of their node; ``least``: of
+    rule 1. With the
     largest value of each output channel where the backend would round an output that only float operators
     read."""
     rules = (*(() if backend.defaults is None else backend.defaults.leave_float), *_of_qdq(backend))
@@ -80,12 +84,14 @@ def layers_by_sample(
     if not layers or not _inputs_differ(batches()):
         return {}
     found = _measured(module, layers, batches())
+    found = {name: one for name, one in found.items() if _needs_own_ranges(one.seen, least)}
     floats = float_results(plan, GraphIndex(module), backend, rules)
     chosen = {match.root: match.anchor for match in plan.matches}
+    whole = {name for name in found if chosen[name] in floats}  # what it gives is not rounded
+    parts = parts_of_channels(module, {name: layers[name] for name in whole}, batches)
     return {
-        name: BySample(one.axes, () if chosen[name] in floats else one.sizes())
+        name: BySample(one.axes, () if name in whole else one.sizes(), parts.get(name, 1))
         for name, one in found.items()
-        if _needs_own_ranges(one.seen)
     }
 
 
@@ -121,7 +127,8 @@ def rules_before_scaling(  # size: the graph, the plan for it, and what is asked
 
 def _makers(module: fx.GraphModule, layers: Mapping[str, BySample]) -> list[str]:
     """What makes the values that are divided for ``layers``, back to what has weights."""
-    nodes = [node for node in module.graph.nodes if node.name in layers]
+    names = {part_name(name, i) for name, how in layers.items() for i in range(how.parts)}
+    nodes = [node for node in module.graph.nodes if node.name in names]
     waiting = [maker for node in nodes for maker in node.all_input_nodes[0].all_input_nodes[:1]]
     found: dict[str, None] = {}
     while waiting:
@@ -176,7 +183,7 @@ def _layers(module: fx.GraphModule, plan: Plan) -> dict[str, nn.Module]:
     for node in module.graph.nodes:
         if node.op == "call_module" and node.name in roots and plan.decisions[node.name].quantized:
             called = get_module(module, str(node.target))
-            if isinstance(_weighted(called), LAYERS):
+            if isinstance(weighted(called), LAYERS):
                 found[node.name] = called
     return found
 
@@ -187,30 +194,12 @@ def _measured(
     """What the inputs of ``layers`` are like."""
     found: dict[str, _Measured] = {}
 
-    def watching(name: str, part: Any) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-            value = args[0] if args else None
-            if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
-                return
-            if value.dim() >= part.weight.dim() and value.numel():
-                one = found.setdefault(name, _Measured(value.dim(), []))
-                if one.axes == value.dim():
-                    one.note(part, value.detach(), result.detach())
+    def note(name: str, part: Any, value: torch.Tensor, result: torch.Tensor) -> None:
+        one = found.setdefault(name, _Measured(value.dim(), []))
+        if one.axes == value.dim():
+            one.note(part, value, result)
 
-        return note
-
-    parts = ((name, _weighted(called)) for name, called in layers.items())
-    handles = [part.register_forward_hook(watching(name, part)) for name, part in parts]
-    try:
-        module.recompile()  # a deferred graph module has no signature before
-        for batch in batches:
-            check_inputs(module, batch)
-    except InputError:  # calibration comes to it, and says which batch it is
-        return {}
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    return found if watched_layers(module, layers, batches, note) else {}
 
 
 @dataclass
@@ -238,11 +227,6 @@ class _Measured:
         return tuple(self.largest.clamp(min=float(least)).tolist()) if least > 0 else ()
 
 
-def _weighted(called: nn.Module) -> Any:
-    """The layer with the weights, of a fused module, too."""
-    return called[0] if isinstance(called, nn.Sequential) else called
-
-
 def _samples(value: torch.Tensor) -> _Samples:
     rows = value.flatten(1)
     low, high = rows.aminmax(dim=1)
@@ -261,7 +245,7 @@ def _inputs_differ(batches: Iterable[Any]) -> bool:
     return any(_worst(seen)[1] >= GAIN_DECIBELS / 2 for seen in found.values())
 
 
-def _needs_own_ranges(seen: list[_Samples]) -> bool:
+def _needs_own_ranges(seen: list[_Samples], least: float = LEAST_DECIBELS) -> bool:
     """Rule 1.
 
     >>> loud = _samples(torch.tensor([[-1.0, 1.0]] * 8))
@@ -270,7 +254,7 @@ def _needs_own_ranges(seen: list[_Samples]) -> bool:
     (False, False, True)
     """
     level, gain = _worst(seen)
-    return math.isfinite(level) and level < LEAST_DECIBELS and gain >= GAIN_DECIBELS
+    return math.isfinite(level) and level < least and gain >= GAIN_DECIBELS
 
 
 def _worst(seen: list[_Samples]) -> tuple[float, float]:

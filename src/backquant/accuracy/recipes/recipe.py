@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import yaml
 from backquant.accuracy.recipes.steps import STEPS
 from backquant.errors import UsageError, did_you_mean
 
+_FIELDS = {"name", "steps", "most_inputs", "biases", "sample_decibels"}
 BUILT_IN = ("default", "none", "better", "best")
 
 
@@ -23,7 +25,8 @@ class Recipe:
 
     ``most_inputs``: of an output of a layer whose weights are rounded or clipped; wider layers, of which that
     costs the cube, are left as they are. ``None``: no limit. ``biases``: whether biases are corrected by what
-    is seen while the model is calibrated, where that costs little.
+    is seen while the model is calibrated, where that costs little. ``sample_decibels``: layers of which the
+    quietest samples have less over the noise of rounding are scaled sample by sample; ``None``: as without.
 
     >>> Recipe("mine", ("ranges", "bias-correction")).to_dict()
     {'name': 'mine', 'steps': ['ranges', 'bias-correction']}
@@ -33,12 +36,15 @@ class Recipe:
     steps: tuple[str, ...] = ()
     most_inputs: int | None = None
     biases: bool = False
+    sample_decibels: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as a file holds it."""
         limit = {} if self.most_inputs is None else {"most_inputs": self.most_inputs}
         biases = {"biases": True} if self.biases else {}
-        return {"name": self.name, "steps": list(self.steps), **limit, **biases}
+        least = self.sample_decibels
+        samples = {} if least is None else {"sample_decibels": least}
+        return {"name": self.name, "steps": list(self.steps), **limit, **biases, **samples}
 
 
 def recipe_of(given: str | os.PathLike[str] | Sequence[str]) -> Recipe:
@@ -80,13 +86,16 @@ def _read(text: str, where: str) -> Recipe:
     steps, most, biases = data.get("steps"), data.get("most_inputs"), data.get("biases", False)
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise _refused("the file is no recipe", where)
-    if unknown := sorted(set(map(str, data)) - {"name", "steps", "most_inputs", "biases"}):
+    if unknown := sorted(set(map(str, data)) - _FIELDS):
         raise _refused(f"a recipe has no {unknown[0]!r}", where)
     if most is not None and (type(most) is not int or most < 1):
         raise _refused(f"most_inputs is {most!r}", where, "most_inputs: 4096")
     if type(biases) is not bool:
         raise _refused(f"biases is {biases!r}", where, "biases: true")
-    return _checked(Recipe(data["name"], tuple(steps), most, biases), where)
+    least = data.get("sample_decibels")
+    if least is not None and (type(least) not in (int, float) or not 0 <= least < math.inf):
+        raise _refused(f"sample_decibels is {least!r}", where, "sample_decibels: 33")
+    return _checked(Recipe(data["name"], tuple(steps), most, biases, least), where)
 
 
 def _checked(recipe: Recipe, where: str) -> Recipe:
