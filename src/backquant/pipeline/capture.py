@@ -36,6 +36,7 @@ from backquant.graph import (
     whole_pools,
     zeros_for_unwritten,
 )
+from backquant.graph.computed_once import computed_once
 from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.example_call import ExampleCall
 from backquant.graph.export import ExportedModel, ExportOptions, interface_of
@@ -253,6 +254,7 @@ def _rewrite(captured: Captured, capturing: Capturing) -> None:
     add_computed_biases(module, scopes, kept)
     batch_norm_modules(module, scopes, values, kept)
     fold_affines(module, scopes, values, kept)
+    computed_once(module, scopes, kept)
 
 
 def _decomposition(
