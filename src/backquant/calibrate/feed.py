@@ -18,6 +18,7 @@ from backquant.calibrate.observers import (
     site_observers,
     unchanged_on_error,
 )
+from backquant.calibrate.packed import PackedConvolutions
 from backquant.calibrate.progress import Progress
 from backquant.calibrate.redundant_observers import called_directly, measured_again, passing_through
 from backquant.errors import BackquantError, InputError, first_line
@@ -76,10 +77,9 @@ def calibrate(
     >>> calibrate(prepared, [torch.zeros(1, 2), {"input": torch.ones(3, 2)}])
     CalibrationReport(batches=2, unseen=())
     """
-    observers = site_observers(prepared)
+    run = _Run(prepared)
     check_set(batches)
     interface = interface_of(prepared)
-    again, modules = measured_again(prepared), tuple(prepared.modules())
     total = len(batches) if isinstance(batches, Sized) else None
     done, fitted = first, ""
     for index, batch in enumerate(batches, first):
@@ -87,20 +87,52 @@ def calibrate(
         check_values(bound, index)
         if interface is not None:
             check_interface(interface, bound, index)
-        with torch.no_grad(), unchanged_on_error(observers.values()):
-            try:
-                with passing_through(prepared, again), called_directly(prepared, modules):
-                    # The call of the base class: that of GraphModule prints its own traceback.
-                    nn.Module.__call__(prepared, *bound.args, **bound.kwargs)
-            except BackquantError:
-                raise
-            except Exception as error:
-                raise misfit(prepared, bound, index, fitted, error) from error
+        try:
+            run(bound)
+        except BackquantError:
+            raise
+        except Exception as error:
+            raise misfit(prepared, bound, index, fitted, error) from error
         done, fitted = done + 1, described(bound)
         if progress is not None:
             progress(done, total)
     check_some(done, batches)
-    return CalibrationReport(done, unseen_observers(prepared, observers))
+    return CalibrationReport(done, unseen_observers(prepared, run.observers))
+
+
+class _Run:
+    """Runs of ``prepared`` in which its observers measure; one that raises leaves them as they were."""
+
+    def __init__(self, prepared: fx.GraphModule) -> None:
+        self.observers = site_observers(prepared)
+        self._prepared, self._modules = prepared, tuple(prepared.modules())
+        self._again = measured_again(prepared)
+        self._packed = PackedConvolutions.of(prepared, self.observers.values())
+
+    def __call__(self, bound: inspect.BoundArguments) -> None:
+        if self._packed:
+            try:
+                self._once(bound)
+            except BackquantError:
+                raise
+            except Exception:
+                # It may be the order of memory: again without, which says what else it is.
+                self._packed = PackedConvolutions()
+            else:
+                return
+        self._once(bound)
+
+    def _once(self, bound: inspect.BoundArguments) -> None:
+        prepared = self._prepared
+        with (
+            torch.no_grad(),
+            unchanged_on_error(self.observers.values()),
+            passing_through(prepared, self._again),
+            called_directly(prepared, self._modules),
+            self._packed.used(),
+        ):
+            # The call of the base class: that of GraphModule prints its own traceback.
+            nn.Module.__call__(prepared, *bound.args, **bound.kwargs)
 
 
 def check_interface(interface: Interface, bound: inspect.BoundArguments, index: int) -> None:

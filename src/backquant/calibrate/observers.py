@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from backquant.graph import get_module
 from backquant.match.plan import MatchKind
 from backquant.observe import is_fixed_qparams, is_observer_or_fake_quantize
 from backquant.prepare import PreparedModule, prepared_state
@@ -35,7 +36,7 @@ def site_observers(prepared: nn.Module) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for prefix, part in prepared_parts(prepared):
         heads = prepared_state(part).sites.groups()
-        found |= {f"{prefix}{head}": part.get_submodule(head) for head in heads}
+        found |= {f"{prefix}{head}": get_module(part, head) for head in heads}
         found |= {f"{prefix}{name}": observer for name, observer in custom_observers(part).items()}
     return found
 
@@ -50,7 +51,7 @@ def prepared_parts(prepared: nn.Module, prefix: str = "") -> Iterator[tuple[str,
     yield prefix, prepared
     paths = (str(node.target) for node in prepared.graph.nodes if node.op == "call_module")
     for path in dict.fromkeys(paths):
-        part = prepared.get_submodule(path)
+        part = get_module(prepared, path)
         if isinstance(part, PreparedModule):
             yield from prepared_parts(part, f"{prefix}{path}.")
 
@@ -63,7 +64,7 @@ def custom_observers(prepared: fx.GraphModule) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for path in dict.fromkeys(str(node.target) for node in nodes):
         inside: str | None = None
-        for name, part in prepared.get_submodule(path).named_modules(prefix=path):
+        for name, part in get_module(prepared, path).named_modules(prefix=path):
             if inside is not None and name.startswith(inside):
                 continue  # the measuring part of a fake-quantizer
             if is_observer_or_fake_quantize(part):
@@ -116,11 +117,11 @@ def unchanged_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _own_state(module: nn.Module) -> dict[str, Any]:
-    state = {
-        name: copy.copy(value) if isinstance(value, (list, dict, set)) else value
-        for name, value in vars(module).items()
-        if name not in _STRUCTURE
-    }
+    own = vars(module)
+    state = {name: own[name] for name in own.keys() - _STRUCTURE}
+    for name, value in state.items():
+        if isinstance(value, (list, dict, set)):
+            state[name] = copy.copy(value)
     # Of the class itself: one derived from it may write into them.
     replaced = vars(type(module)).get("replaced_buffers", ())
     state["_buffers"] = {

@@ -22,6 +22,7 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules import module as _hooks_of_all
 
+from backquant.graph import get_module
 from backquant.observe import FixedQParamsObserver, HistogramObserver, MinMaxObserver
 from backquant.operators import find, moves_values
 
@@ -138,7 +139,7 @@ def _is_clamped(prepared: fx.GraphModule, node: fx.Node, observer: Any) -> bool:
 
 
 def _called(prepared: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    return prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return get_module(prepared, str(node.target)) if node.op == "call_module" else None
 
 
 def _moves(node: fx.Node, called: nn.Module | None) -> bool:

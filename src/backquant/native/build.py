@@ -18,7 +18,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 FILES = (
     *("lanes.h", "lanes_x86.h", "lanes_arm.h"),
-    *("kernels.h", "grouped.h", "images.h", "attention.h", "tiles.h", "library.cpp"),
+    *("kernels.h", "grouped.h", "images.h", "attention.h", "tiles.h", "measure.h", "library.cpp"),
 )
 _FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-ignored-attributes")
 _AVX2 = ("-mavx2", "-mfma")

@@ -15,6 +15,7 @@
 #include "attention.h"
 #include "grouped.h"
 #include "images.h"
+#include "measure.h"
 #ifdef BACKQUANT_TILED
 #include "tiles.h"
 #endif
@@ -983,4 +984,15 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
 }
 
 BACKQUANT_VISIBLE int64_t backquant_plan_layout() { return MAGIC; }
+
+// See `sample` and `count_values`; `cut` has the five numbers of a `Cut`.
+BACKQUANT_VISIBLE int64_t backquant_sample(const float* x, int64_t size, const int64_t* cut, float* bulk, float* large,
+                                           float* ends) {
+  return sample(x, size, Cut{cut[0], cut[1], cut[2], cut[3], cut[4]}, bulk, large, ends);
+}
+
+BACKQUANT_VISIBLE void backquant_count(const float* x, int64_t size, int64_t times, int32_t mantissa, int32_t steps,
+                                       int64_t least, int64_t count, int64_t* bins) {
+  count_values(x, size, times, mantissa, steps, least, count, (Bin*)bins);
+}
 }

@@ -77,6 +77,12 @@ def layout() -> Layout:
     return _layouts[0]
 
 
+def held() -> ctypes.CDLL:
+    """The library that runs in this process."""
+    library: ctypes.CDLL = _held[0]
+    return library
+
+
 def build_kernels() -> Path:
     """Compile the library for this machine; returns its path. It is used by new processes, and by this one if
     no quantized model has run in it yet.

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backquant.native import library, measuring
+
 Array = np.ndarray[Any, Any]
 
 _MANTISSA = 23
@@ -121,14 +123,23 @@ def add_to_bins(
     >>> bins.number, bins.first
     (tensor([1, 4]), tensor([  0, 163]))
     """
+    keys = tuple(_key_of(end, mantissa_bits) for end in within)
+    least, most = keys if bins is None else _wider(keys, bins)
+    on_cpu = counted[0].values.device.type == "cpu"
+    way = _counted_by_library if on_cpu and library.is_here() else _counted
+    total = way(counted, mantissa_bits, least, most)
+    if bins is not None:
+        total.add(bins)
+    return total.bins()
+
+
+def _counted(counted: Sequence[Counted], mantissa_bits: int, least: int, most: int) -> _Table:
+    """The table of all values, as integers."""
     values: dict[int, list[Tensor]] = {}
     for part in counted:
         values.setdefault(part.times, []).append(part.values)
-    device = counted[0].values.device
-    keys = tuple(_key_of(end, mantissa_bits) for end in within)
-    least, most = keys if bins is None else _wider(keys, bins)
     joined = {times: torch.cat(parts) for times, parts in values.items()}
-    table = _Table.of(least, most, device, torch.float64)
+    table = _Table.of(least, most, counted[0].values.device, torch.float64)
     several = [times for times in joined if times != 1]
     if several and several[0] * len(joined[several[0]]) < _EXACT:
         table.take(joined[several[0]], mantissa_bits)
@@ -140,9 +151,18 @@ def add_to_bins(
         table.sums.zero_()
         table.take(joined[times], mantissa_bits)
         total.sums.add_(table.sums.to(torch.int64), alpha=times)
-    if bins is not None:
-        total.add(bins)
-    return total.bins()
+    return total
+
+
+def _counted_by_library(
+    counted: Sequence[Counted], mantissa_bits: int, least: int, most: int
+) -> _Table:
+    """``_counted`` on the CPU, the three sums of a bin side by side."""
+    sums = torch.zeros(most - least + 3, 3, dtype=torch.int64)
+    bits = mantissa_bits, min(_MANTISSA - mantissa_bits, _POSITION)
+    for values, times in counted:
+        measuring.count(values, times, bits, least, sums)
+    return _Table(least, sums.t())
 
 
 def merge_bins(one: Bins, two: Bins) -> Bins:
@@ -194,7 +214,8 @@ class _Table(NamedTuple):
         """What is not empty."""
         place = self.sums[0, 1:-1].nonzero().squeeze(1)
         key = (place + self.least).to(torch.int32)
-        return Bins(key, *self.sums.index_select(1, place.add_(1)))
+        place.add_(1)
+        return Bins(key, *(row.index_select(0, place) for row in self.sums))
 
 
 def _key_of(value: float, mantissa_bits: int) -> int:

@@ -14,8 +14,8 @@
 
 What is taken depends on the values, the shape and the memory order of the tensor alone.
 
-On the CPU by numpy's functions: a network has a hundred tensors of some ten thousand values, of which
-calling torch's takes longer than reading them.
+On the CPU by the library of kernels, or by numpy's functions where it is not installed: a network has a
+hundred tensors of some ten thousand values, of which calling torch's takes longer than reading them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backquant.native import library, measuring
 from backquant.observe.histogram_grid import Array, Counted
 from backquant.observe.ranges import finite_range
 
@@ -76,7 +77,7 @@ def sample_values(x: Tensor) -> Sampled:
         flat = flat.to(torch.float32)
     number = flat.numel()
     if number > EVERY_VALUE:
-        taken = _of_many(flat.numpy()) if _is_plain(flat) else _of_many_elsewhere(flat)
+        taken = _of_many_on_cpu(flat) if _is_plain(flat) else _of_many_elsewhere(flat)
     else:
         taken = _of_few(flat.numpy()) if number and _is_plain(flat) else None
     return _of_finite_values(flat) if taken is None else taken
@@ -113,6 +114,19 @@ def _of_few(flat: Array) -> Sampled | None:
     if not (math.isfinite(low) and math.isfinite(high)):
         return None
     return Sampled(low, high, 0, (Counted(torch.from_numpy(flat.copy()), 1),))
+
+
+def _of_many_on_cpu(flat: Tensor) -> Sampled | None:
+    """Rule 2; None when a value is not finite."""
+    if not library.is_here():
+        return _of_many(flat.numpy())
+    size = flat.numel()
+    columns, inside, tail, step = _cut(size)
+    found = measuring.sampled(flat, (columns, inside, _GROUPS, tail, step), -(-size // step))
+    if found is None:
+        return None
+    low, high, large, bulk = found
+    return Sampled(low, high, 0, (Counted(large, 1), Counted(bulk, step)))
 
 
 def _of_many(flat: Array) -> Sampled | None:
