@@ -53,6 +53,7 @@ def computed_once(
     first: dict[Any, fx.Node] = {}
     count = 0
     for node in list(module.graph.nodes):
+        number = values.of(node)
         if (
             not _is_product(node, index)
             or node.target in kept
@@ -60,7 +61,7 @@ def computed_once(
         ):
             continue
         scope = scopes.get(node.name)
-        key = (values.of(node), scope.path if scope else "")
+        key = (number, scope.path if scope else "")
         one = first.setdefault(key, node)
         if one is node or not (_stays(one, index) and _stays(node, index)):
             continue
@@ -83,13 +84,9 @@ class _Values:
         self._known: dict[Any, int] = {}
 
     def of(self, node: fx.Node) -> int:
-        if node not in self._numbers:
-            for each in node.graph.nodes:  # in order: what it reads has a number
-                if each not in self._numbers:
-                    self._numbers[each] = self._number(each)
-                if each is node:
-                    break
-        return self._numbers[node]
+        """The number of ``node``; what it reads has one."""
+        number = self._numbers[node] = self._number(node)
+        return number
 
     def _number(self, node: fx.Node) -> int:
         key: Any = node
