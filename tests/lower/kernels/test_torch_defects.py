@@ -130,6 +130,17 @@ def test_norms_of_large_batches_of_small_maps(kind: str, batch: int, size: tuple
             assert _far(kernel(x.contiguous(memory_format=memory_format)), expected) <= 1
 
 
+@pytest.mark.parametrize("shape", [(1, 12), (5, 12), (64, 12), (5, 12, 3)])
+def test_norms_of_groups_of_vectors(shape: tuple[int, ...]) -> None:
+    """The kernel wants an axis of positions."""
+    weight, bias = torch.rand(12) + 0.5, torch.randn(12)
+    kernel = Norm(NormConfig("group", (3,), 1e-5, 0.1, 128, 0.05, 120), weight, bias)
+    x = torch.randint(0, 256, shape, dtype=torch.uint8)
+    expected = F.group_norm((x.double() - 128) * 0.1, 3, weight.double(), bias.double())
+    assert kernel(x).shape == x.shape
+    assert _far(kernel(x), (expected / 0.05 + 120).round().clamp(0, 255)) <= 1
+
+
 def test_norms_of_nearly_constant_groups() -> None:
     """The square of the mean is taken from the mean of the squares, in float32: of small differences
     some steps are lost."""

@@ -215,10 +215,13 @@ class Norm(KernelModule):
         return integer_view(result).view(x.shape) if rows is not x else integer_view(result)
 
     def _as_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """``x``, or ``[batch, channels, positions]`` where the batch is larger than what one norm measures:
-        the kernels for channels last keep their sums in a buffer of that length, and read beyond it."""
-        if self.config.kind == "layer" or x.dim() < 4:
+        """``x``, or ``[batch, channels, positions]``: where there are no positions, which the kernels want,
+        and where the batch is larger than what one norm measures: the kernels for channels last keep their
+        sums in a buffer of that length, and read beyond it."""
+        if self.config.kind == "layer":
             return x
+        if x.dim() < 4:
+            return x.unsqueeze(-1) if x.dim() == 2 else x
         norms = self.config.size[0] if self.config.kind == "group" else x.shape[1]
         is_short = x.shape[0] * norms > x[:1].numel()
         return x.flatten(2).contiguous() if is_short else x
