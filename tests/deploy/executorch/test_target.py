@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -239,7 +240,8 @@ def test_a_runtime_that_computes_something_else_is_an_error(
     monkeypatch.setattr(executorch_target, "ExecuTorchModel", Wrong)
     with pytest.raises(ExportError, match="computes something else") as caught:
         backquant.export(residual("xnnpack"), tmp_path / "m.pte")
-    snapshot("something-else", caught.value)
+    # How much the noise leaves depends on the last bits of the ranges, which the CPU decides.
+    snapshot("something-else", re.sub(r"leaves [\d.]+ dB", "leaves 40 dB", str(caught.value)))
     assert list(tmp_path.iterdir()) == []
 
 
