@@ -20,11 +20,12 @@ from torch import fx
 from backquant.calibrate.batches import check_set, check_some
 from backquant.calibrate.feed import CalibrationReport, check_interface, misfit, unseen_observers
 from backquant.calibrate.inputs import bound_arguments, check_values, described
-from backquant.calibrate.observers import site_observers
+from backquant.calibrate.observers import site_observers, unchanged_on_error
+from backquant.calibrate.packed import PackedConvolutions
 from backquant.calibrate.progress import Progress
 from backquant.calibrate.redundant_observers import measured_again, passing_through
 from backquant.calibrate.resume import check_mergeable
-from backquant.errors import BackquantError
+from backquant.errors import BackquantError, InputError
 from backquant.graph import get_module
 from backquant.graph.export import interface_of
 
@@ -49,17 +50,42 @@ def calibrate_by_layer(
     check_mergeable(prepared)
     observers, parts = site_observers(prepared), list(parts_of(prepared, PART))
     iterator, done, fitted = iter(batches), 0, ""
+    packed = PackedConvolutions.of(prepared, observers.values())
     with torch.no_grad(), passing_through(prepared, measured_again(prepared)):
         while some := list(islice(iterator, _AT_ONCE)):
-            runs = [_Run.of(prepared, batch, done + place) for place, batch in enumerate(some)]
-            for part in parts:
-                for run in runs:
-                    run.through(part, fitted)
-            done, fitted = done + len(some), runs[-1].words
+            try:
+                with unchanged_on_error(observers.values() if packed else ()):
+                    words = _measured(prepared, some, done, parts, fitted, packed)
+            except InputError:
+                if not packed:
+                    raise
+                packed = (
+                    PackedConvolutions()
+                )  # as in ``calibrate``: without, which says what else it is
+                words = _measured(prepared, some, done, parts, fitted, packed)
+            done, fitted = done + len(some), words
             if progress is not None:
                 progress(done, None)
     check_some(done, batches)
     return CalibrationReport(done, unseen_observers(prepared, observers))
+
+
+def _measured(  # size: the model, the batches, and how
+    prepared: fx.GraphModule,
+    some: list[Any],
+    first: int,
+    parts: list[list[fx.Node]],
+    fitted: str,
+    packed: PackedConvolutions,
+) -> str:
+    """Let ``some`` batches, which are counted from ``first``, through all parts; words for the last one."""
+    runs = [_Run.of(prepared, batch, first + place) for place, batch in enumerate(some)]
+    with packed.used():
+        for part in parts:
+            for run in runs:
+                run.through(part, fitted)
+            packed.forget()  # a second copy of the weights of one part, not of all
+    return runs[-1].words
 
 
 def parts_of(prepared: fx.GraphModule, most: int) -> Iterator[list[fx.Node]]:

@@ -45,7 +45,8 @@ class PackedConvolutions:
     """
 
     def __init__(self, found: Iterable[nn.Conv2d] = ()) -> None:
-        self._calls = {convolution: _packing(convolution) for convolution in found}
+        self._weights: dict[nn.Conv2d, Tensor] = {}
+        self._calls = {each: _packing(each, self._weights) for each in found}
 
     @classmethod
     def of(cls, prepared: fx.GraphModule, observers: Iterable[nn.Module]) -> PackedConvolutions:
@@ -59,6 +60,10 @@ class PackedConvolutions:
 
     def __bool__(self) -> bool:
         return bool(self._calls)
+
+    def forget(self) -> None:
+        """Let go of the packed weights."""
+        self._weights.clear()
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -100,19 +105,19 @@ def _is_plain(convolution: nn.Conv2d) -> bool:
     )
 
 
-def _packing(convolution: nn.Conv2d) -> Callable[[Tensor], Any]:
-    """What computes a convolution with weights that are packed at the first call."""
+def _packing(convolution: nn.Conv2d, packed: dict[nn.Conv2d, Tensor]) -> Callable[[Tensor], Any]:
+    """What computes a convolution with weights that are packed at the first call, into ``packed``."""
     sizes = (convolution.padding, convolution.stride, convolution.dilation)
     settings: list[Any] = [*map(list, sizes), convolution.groups]
-    packed: list[Tensor] = []
 
     def call(x: Tensor) -> Any:
         if x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu" or not x.numel():
             return nn.Conv2d.forward(convolution, x)
-        if not packed:
+        weight = packed.get(convolution)
+        if weight is None:
             pack = torch.ops.mkldnn._reorder_convolution_weight
-            packed.append(pack(convolution.weight, *settings, list(x.shape)))
+            weight = packed[convolution] = pack(convolution.weight, *settings, list(x.shape))
         run = torch.ops.mkldnn._convolution_pointwise.default
-        return run(x, packed[0], convolution.bias, *settings, "none", [], "")
+        return run(x, weight, convolution.bias, *settings, "none", [], "")
 
     return call
