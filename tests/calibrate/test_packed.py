@@ -122,3 +122,13 @@ def test_an_image_without_batch_is_computed_as_ever() -> None:
         expected = layer(image)
         with packed.used():
             assert torch.equal(layer(image), expected)
+
+
+def test_a_forward_of_ones_own_stays() -> None:
+    layer = nn.Conv2d(3, 8, 3)
+    own = layer.forward
+    vars(layer)["forward"] = own
+    model = prepared(nn.Sequential(layer))
+    assert packed_in(model) == 0
+    calibrate(model, images())
+    assert "forward" in vars(layer)

@@ -29,6 +29,39 @@ TWICE: dict[str, Any] = {
 }
 
 
+def between(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    one = x @ x
+    x.add_(1)
+    return one + x @ x
+
+
+def between_by_a_view(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    rows = x.view(3, 3)
+    one = rows @ rows
+    x[0].add_(1)
+    return one + rows @ rows
+
+
+def between_by_another_name(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    same = x.add_(1)
+    one = same @ same
+    x.mul_(2)
+    return one + same @ same
+
+
+WRITTEN = [between, between_by_a_view, between_by_another_name]
+
+
+@pytest.mark.parametrize("function", WRITTEN)
+def test_what_is_written_to_between_is_read_again(function: Any) -> None:
+    module, x = fx.symbolic_trace(function), torch.randn(3, 3)
+    assert computed_once(module, {}) == 0
+    assert torch.equal(module(x), function(x))
+
+
 @pytest.mark.parametrize("name", ONCE)
 def test_equal_products_are_one(name: str) -> None:
     module, x = fx.symbolic_trace(ONCE[name]), torch.randn(3, 3)

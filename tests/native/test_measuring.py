@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from backquant.observe import histogram_grid, histogram_sample
+from backquant.observe import HistogramObserver, histogram_grid, histogram_sample
 from backquant.observe.histogram_grid import Counted
 
 pytestmark = pytest.mark.usefixtures("native_library")
@@ -60,3 +60,39 @@ def test_the_same_bins_are_filled(kind: str, mantissa: int) -> None:
         for way in (histogram_grid._counted, histogram_grid._counted_by_library)
     )
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+
+
+STRIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "every second": lambda x: x[::2],
+    "every second column": lambda x: x.view(200, 100)[:, ::2],
+    "one value, expanded": lambda x: x[:1].expand(9000),
+    "transposed": lambda x: x.view(100, 200).t(),
+    "negated in name": lambda x: torch.view_as_complex(x.view(-1, 2)).conj().imag,
+}
+
+
+@pytest.mark.parametrize("kind", STRIDED)
+def test_memory_with_gaps(kind: str) -> None:
+    x = STRIDED[kind](torch.randn(20_000, generator=torch.Generator().manual_seed(2)))
+    found = HistogramObserver()
+    found(x)
+    assert (found.min_val, found.max_val) == (x.min(), x.max())
+    same = HistogramObserver()
+    same(x.resolve_neg().clone(memory_format=torch.contiguous_format))
+    if kind != "transposed":  # sampled in the order of memory
+        for mine, theirs in zip(found.state, same.state, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_whatever_dtype_is_the_default() -> None:
+    x = torch.randn(9000)
+    expected = histogram_sample._of_many_on_cpu(x)
+    assert expected is not None
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = histogram_sample._of_many_on_cpu(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found is not None
+    for mine, theirs in zip(found.counted, expected.counted, strict=True):
+        torch.testing.assert_close(mine.values, theirs.values, rtol=0, atol=0, equal_nan=True)

@@ -59,9 +59,7 @@ def calibrate_by_layer(
             except InputError:
                 if not packed:
                     raise
-                packed = (
-                    PackedConvolutions()
-                )  # as in ``calibrate``: without, which says what else it is
+                packed = PackedConvolutions()  # as ``calibrate`` does
                 words = _measured(prepared, some, done, parts, fitted, packed)
             done, fitted = done + len(some), words
             if progress is not None:

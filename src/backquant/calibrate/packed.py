@@ -6,7 +6,8 @@ channels-last order. So they are used only where
 
 1. all observers that measure are ``HistogramObserver``: others have the bits that calling the model gives;
 2. nothing in the model can see how a tensor lies in memory: its modules are PyTorch's and this package's, and
-no operator asks for strides. Where one refuses the order (``view``), the batch is run again in the usual way.
+   no operator asks for strides. Where one refuses the order (``view``), the batch is run again in the usual
+   way.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def _sees_memory(prepared: fx.GraphModule, node: fx.Node) -> bool:
 def _is_plain(convolution: nn.Conv2d) -> bool:
     weight = convolution.weight
     return (
-        convolution.padding_mode == "zeros"
+        "forward" not in vars(convolution)
+        and convolution.padding_mode == "zeros"
         and not isinstance(convolution.padding, str)
         and weight.dtype == torch.float32
         and weight.device.type == "cpu"

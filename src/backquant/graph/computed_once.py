@@ -42,14 +42,14 @@ def computed_once(
 
     1. Equal are calls of one layer, or of one function, with equal arguments; arguments are equal that are
        computed alike from the same values by operators that draw no random numbers and change nothing.
-    2. What is written to later is not shared.
+    2. What is written to at some place is not shared, and nothing is that reads it.
 
     >>> module = fx.symbolic_trace(lambda x, y: torch.matmul(x, y).relu() + torch.matmul(x, y).sin())
     >>> computed_once(module, {}), [node.name for node in module.graph.nodes]
     (1, ['x', 'y', 'matmul', 'relu', 'sin', 'add', 'output'])
     """
     index = GraphIndex(module)
-    values = _Values(index)
+    values = _Values(module, index)
     first: dict[Any, fx.Node] = {}
     count = 0
     for node in list(module.graph.nodes):
@@ -61,9 +61,8 @@ def computed_once(
         ):
             continue
         scope = scopes.get(node.name)
-        key = (number, scope.path if scope else "")
-        one = first.setdefault(key, node)
-        if one is node or not (_stays(one, index) and _stays(node, index)):
+        one = first.setdefault((number, scope.path if scope else ""), node)
+        if one is node:
             continue
         above = node.all_input_nodes
         node.replace_all_uses_with(one)
@@ -78,8 +77,9 @@ def computed_once(
 class _Values:
     """Numbers for what nodes compute: equal numbers, equal values."""
 
-    def __init__(self, index: GraphIndex) -> None:
+    def __init__(self, module: fx.GraphModule, index: GraphIndex) -> None:
         self._index = index
+        self._written = _written(module.graph, index)
         self._numbers: dict[fx.Node, int] = {}
         self._known: dict[Any, int] = {}
 
@@ -90,10 +90,29 @@ class _Values:
 
     def _number(self, node: fx.Node) -> int:
         key: Any = node
-        if _is_pure(node, self._index) and _stays(node, self._index):
+        changes = node in self._written or not self._written.isdisjoint(node.all_input_nodes)
+        if not changes and _is_pure(node, self._index):
             read = fx.node.map_arg((node.args, node.kwargs), lambda a: _Value(self._numbers[a]))
             key = (node.op, node.target, _plain(read))
         return self._known.setdefault(key, len(self._known))
+
+
+def _written(graph: fx.Graph, index: GraphIndex) -> set[fx.Node]:
+    """What is written to at some place: by itself, or in memory that it shares with such a value."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        called = index.module_of(node)
+        if changes_argument(node, called) or (node in found and is_view(node, called)):
+            found.update(node.all_input_nodes)
+    targets = {node.target for node in found if node.op == "get_attr"}
+    for node in graph.nodes:
+        called = index.module_of(node)
+        shares = is_view(node, called) or changes_argument(node, called)
+        if (node.op == "get_attr" and node.target in targets) or (
+            shares and not found.isdisjoint(node.all_input_nodes)
+        ):
+            found.add(node)
+    return found
 
 
 class _Value(int):
@@ -137,20 +156,6 @@ def _hooks(module: nn.Module | None) -> bool:
     return bool(
         getattr(module, "_forward_hooks", None) or getattr(module, "_forward_pre_hooks", None)
     )
-
-
-def _stays(node: fx.Node, index: GraphIndex) -> bool:
-    """Whether nobody writes to the value, or to a view of it."""
-    left, seen = [node], {node}
-    while left:
-        for user in left.pop().users:
-            called = index.module_of(user)
-            if changes_argument(user, called):
-                return False
-            if user not in seen and is_view(user, called):
-                seen.add(user)
-                left.append(user)
-    return True
 
 
 def _drop(nodes: list[fx.Node], index: GraphIndex) -> None:

@@ -3,6 +3,7 @@
 ``QuantizedModel.compile`` includes ``kernels.h``, ``tiles.h`` and ``attention.h`` in the code that it
 generates for a model. ``library.cpp`` compiles them to one library for any model and shape, which lowered
 models call where it is installed (``library``, ``build``). ``plan`` describes such a call, as bytes.
+``measuring`` calls it for what observers measure (``measure.h``).
 """
 
 from __future__ import annotations

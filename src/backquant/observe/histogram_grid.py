@@ -158,7 +158,7 @@ def _counted_by_library(
     counted: Sequence[Counted], mantissa_bits: int, least: int, most: int
 ) -> _Table:
     """``_counted`` on the CPU, the three sums of a bin side by side."""
-    sums = torch.zeros(most - least + 3, 3, dtype=torch.int64)
+    sums = torch.zeros(most - least + 3, 3, dtype=torch.int64, device="cpu")
     bits = mantissa_bits, min(_MANTISSA - mantissa_bits, _POSITION)
     for values, times in counted:
         measuring.count(values, times, bits, least, sums)
