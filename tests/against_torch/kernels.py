@@ -323,8 +323,15 @@ def _between(
             # a value at the end of the range that rounds to it is not cut off (zeros of a ReLU)
             exact = recorder.values[given.name].double() / scale + zero_point  # type: ignore[union-attr]
             beyond = (exact < low - 0.5) | (exact > high + 0.5)  # type: ignore[operator]
-            cut = cut | beyond if beyond.shape == cut.shape else cut
+            if _broadcasts(beyond, cut):
+                cut = cut | beyond
     return _Between(cut, steps)
+
+
+def _broadcasts(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether ``one`` fits the shape of ``other``, such as the factors of channels."""
+    pairs = zip(reversed(one.shape), reversed(other.shape), strict=False)
+    return one.dim() <= other.dim() and all(size in (1, whole) for size, whole in pairs)
 
 
 def _makes_integers(node: fx.Node) -> bool:
