@@ -54,6 +54,8 @@ def fx_spellings() -> Iterator[Any]:
     yield from (torch.linalg.norm, torch._C._nn.gelu, torch.quantize_per_tensor, torch.dequantize)
     yield from (torch.ops.aten.relu.default, torch.ops.aten.add, torch.ops.aten.linalg_inv.default)
     yield from (quantize, torch._assert, torch.split)
+    bindings = torch._C._VariableFunctions  # what a trace records of ``torch.meshgrid([x, y])``
+    yield from (bindings.meshgrid, bindings.einsum, bindings.block_diag, bindings.cartesian_prod)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 A file names functions, and loading it must not run anything else. These are admitted, each found by
 looking it up, never by importing what a file asks for:
 
-1. Functions of torch, ``torch.nn.functional``, ``torch.linalg``, ``torch.fft`` and ``torch.special``, and
-   ``torch.ops.aten`` operators, whose names are in the table of ``backquant.artifact.operators``.
+1. Functions of torch (and their bindings), ``torch.nn.functional``, ``torch.linalg``, ``torch.fft`` and
+   ``torch.special``, and ``torch.ops.aten`` operators, whose names are in the table of
+   ``backquant.artifact.operators``.
 2. ``torch.ops.quantized_decomposed``: what reference models are made of.
 3. The operators of ``operator`` that ``torch.fx`` records, functions of ``math``, a few builtins.
 4. The functions of ``backquant.lower.kernels`` that lowering writes into graphs (``kernels.FUNCTIONS``), and
@@ -101,6 +102,11 @@ _OVERRIDABLE = (
 )
 
 
+# Python functions of torch that take tensors or a list of them. A trace follows a list into the binding.
+_OF_LISTS = _words(
+    "atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors cartesian_prod chain_matmul einsum "
+    "meshgrid"
+)
 _PACKING = ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence", "pad_sequence")
 _ALSO = frozenset(f"torch.nn.utils.rnn.{name}" for name in _PACKING)
 
@@ -141,6 +147,10 @@ def _torch_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
             functional = value.__module__ == prefix == "torch.nn.functional"
             if in_c or functional or value in tensor_functions or _is_native(value, name):
                 yield f"{prefix}.{name}", value
+    bindings = torch._C._VariableFunctions
+    yield from (
+        (f"torch._C._VariableFunctions.{name}", getattr(bindings, name)) for name in _OF_LISTS
+    )
     yield "torch._assert", torch._assert
     for name in _PACKING:
         yield f"torch.nn.utils.rnn.{name}", getattr(torch.nn.utils.rnn, name)

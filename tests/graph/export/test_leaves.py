@@ -93,3 +93,24 @@ def test_a_subclass_is_traced_through(export: Callable[..., Captured]) -> None:
     captured = export(nn.Sequential(Scaled(4, 3)), torch.randn(2, 4))
     assert _calls(captured) == ["linear", "mul"]
     assert captured.scopes["linear"].path == "0"
+
+
+def test_views_that_are_made_anew_in_front_of_a_module(export: Callable[..., Captured]) -> None:
+    class InPlace(nn.Module):
+        """The views are of a tensor that is changed before they are read."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            rows = y.flatten(2).transpose(1, 2)
+            y.relu_()
+            return self.linear(rows)
+
+    model, x = InPlace(), torch.randn(2, 3, 6, 6)
+    captured = export(model, x)
+    calls = [n.target for n in captured.module.graph.nodes if n.op == "call_module"]
+    assert calls == ["conv", "linear"]
+    torch.testing.assert_close(captured.module(x), model(x))

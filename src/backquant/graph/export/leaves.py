@@ -22,6 +22,7 @@ from backquant.graph.decompose import COMPOSED
 from backquant.graph.export.scopes import Place, place_of
 from backquant.graph.export.tidy import SCATTER
 from backquant.graph.hooks import has_hooks
+from backquant.graph.mutation import is_view
 from backquant.graph.tracer import is_leaf
 
 _aten = torch.ops.aten
@@ -66,7 +67,7 @@ def find_leaves(
             groups.setdefault(place_of(node), []).append(node)
     found = []
     for place, called in groups.items():
-        nodes = _without_written_views(called)
+        nodes = _without_remade_views(called)
         module = module_at(place, tuple(nodes)) if place.path else None
         if module is not None:
             leaf = _leaf(place, module, nodes, owned)
@@ -75,14 +76,18 @@ def find_leaves(
     return found
 
 
-_WRITTEN_VIEWS = frozenset({*SCATTER, *SCATTER.values()})
+def _without_remade_views(nodes: list[fx.Node]) -> list[fx.Node]:
+    """``nodes`` without the views that making a program functional makes anew in front of the one call that
+    reads the changed tensor, in the name of the module that the call belongs to."""
+    *before, last = nodes
+    if _is_own(last) and not any(map(_is_own, before)):
+        return [last]
+    return nodes
 
 
-def _without_written_views(nodes: list[fx.Node]) -> list[fx.Node]:
-    """``nodes`` without the views of a changed tensor that making a program functional puts in front of the
-    one call that reads it, in the name of the module that it belongs to."""
-    own = [node for node in nodes if node.target not in _WRITTEN_VIEWS]
-    return own if len(own) == 1 and own[0] is nodes[-1] else nodes
+def _is_own(node: fx.Node) -> bool:
+    """Whether it computes; not a view, nor what writes a changed view back."""
+    return not is_view(node) and node.target not in SCATTER.values()
 
 
 def _leaf(
