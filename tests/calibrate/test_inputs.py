@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
+import backquant
 from backquant.calibrate.inputs import bound_arguments, check_values, described
 from backquant.errors import CalibrationError
 
@@ -25,3 +26,30 @@ def test_nested_inputs_are_named():
 def test_integers_are_always_finite():
     bound = bound_arguments(fx.symbolic_trace(lambda x: x), torch.arange(3), 0)
     check_values(bound, 0)
+
+
+class Masked(nn.Module):
+    """A mask of zeros and −inf that is added in float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, *masks: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        return (y @ y.transpose(1, 2) + masks[0]).softmax(-1) @ y
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_a_mask_may_hold_minus_infinity(capture):
+    torch.manual_seed(0)
+    mask = torch.full((5, 5), float("-inf")).triu_(1)
+    model, batches = Masked().eval(), [(torch.randn(2, 5, 8), mask) for _ in range(3)]
+    result = backquant.quantize(
+        model, batches[0], calibration=batches, capture=capture, slower="keep"
+    )
+    error = (result(*batches[0]) - model(*batches[0])).norm() / model(*batches[0]).norm()
+    assert error < 0.05
+    endless = (batches[0][0] / 0.0, mask)
+    with pytest.raises(CalibrationError, match="infinite values"):
+        backquant.quantize(model, batches[0], calibration=[endless], capture=capture)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_arg
 
-from backquant.calibrate.inputs import bound_arguments, check_values
+from backquant.calibrate.inputs import bound_arguments, check_values, measured_inputs
 from backquant.errors import InputError, first_line
 
 
@@ -44,7 +44,7 @@ def placeholders(module: fx.GraphModule, batch: Any, index: int) -> dict[str, An
     """
     _ = module.code  # whose signature is that of the model
     bound = bound_arguments(module, batch, index)
-    check_values(bound, index)
+    check_values(bound, index, measured_inputs(module))
     bound.apply_defaults()
     found: dict[str, Any] = {}
     for node in module.graph.nodes:

@@ -19,7 +19,12 @@ from torch import fx
 
 from backquant.calibrate.batches import check_set, check_some
 from backquant.calibrate.feed import CalibrationReport, check_interface, misfit, unseen_observers
-from backquant.calibrate.inputs import bound_arguments, check_values, described
+from backquant.calibrate.inputs import (
+    bound_arguments,
+    check_values,
+    described,
+    measured_inputs,
+)
 from backquant.calibrate.observers import site_observers, unchanged_on_error
 from backquant.calibrate.packed import PackedConvolutions
 from backquant.calibrate.progress import Progress
@@ -128,7 +133,7 @@ class _Run:
     @classmethod
     def of(cls, prepared: fx.GraphModule, batch: Any, index: int) -> _Run:
         bound = bound_arguments(prepared, batch, index)
-        check_values(bound, index)
+        check_values(bound, index, measured_inputs(prepared))
         interface = interface_of(prepared)
         if interface is not None:
             check_interface(interface, bound, index)

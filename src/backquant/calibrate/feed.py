@@ -11,7 +11,12 @@ import torch
 from torch import fx, nn
 
 from backquant.calibrate.batches import check_set, check_some
-from backquant.calibrate.inputs import bound_arguments, check_values, described
+from backquant.calibrate.inputs import (
+    bound_arguments,
+    check_values,
+    described,
+    measured_inputs,
+)
 from backquant.calibrate.observers import (
     prepared_parts,
     saw_data,
@@ -77,14 +82,14 @@ def calibrate(
     >>> calibrate(prepared, [torch.zeros(1, 2), {"input": torch.ones(3, 2)}])
     CalibrationReport(batches=2, unseen=())
     """
-    run = _Run(prepared)
+    run, measured = _Run(prepared), measured_inputs(prepared)
     check_set(batches)
     interface = interface_of(prepared)
     total = len(batches) if isinstance(batches, Sized) else None
     done, fitted = first, ""
     for index, batch in enumerate(batches, first):
         bound = bound_arguments(prepared, batch, index)
-        check_values(bound, index)
+        check_values(bound, index, measured)
         if interface is not None:
             check_interface(interface, bound, index)
         try:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from backquant.errors import CalibrationError, InputError
-from backquant.graph import as_arguments
+from backquant.graph import as_arguments, get_module
 from backquant.graph.example import describe_value
+from backquant.graph.inputs_behind import inputs_behind
+from backquant.observe import is_observer_or_fake_quantize
+from backquant.operators import moves_values
 
 
 def bound_arguments(model: fx.GraphModule, batch: Any, index: int) -> inspect.BoundArguments:
@@ -39,8 +42,13 @@ def bound_arguments(model: fx.GraphModule, batch: Any, index: int) -> inspect.Bo
         ) from error
 
 
-def check_values(bound: inspect.BoundArguments, index: int) -> None:
+def check_values(
+    bound: inspect.BoundArguments, index: int, measured: Collection[str] | None = None
+) -> None:
     """Refuse NaN, infinite values and empty tensors in the inputs of one batch.
+
+    ``measured``: the arguments in which infinite values are refused; ``None``: all. In a mask that is added
+    in float they mean something.
 
     Raises CalibrationError that names the batch and the input.
 
@@ -53,6 +61,7 @@ def check_values(bound: inspect.BoundArguments, index: int) -> None:
       fix    leave this batch out, or clean it: torch.nan_to_num(x)
     """
     for name, tensor in _named_tensors(bound.arguments):
+        argument = name.partition(".")[0].partition("[")[0]
         where = f"batch {index}, input {name!r}: {describe_value(tensor)}"
         if tensor.numel() == 0:
             raise CalibrationError(
@@ -66,11 +75,36 @@ def check_values(bound: inspect.BoundArguments, index: int) -> None:
         if not _all_finite(tensor):
             missing = int(torch.isnan(tensor).sum())
             endless = int(torch.isinf(tensor).sum())
+            if not missing and measured is not None and argument not in measured:
+                continue
             raise CalibrationError(
                 f"input {name!r} of batch {index} holds {missing} NaN and {endless} infinite values",
                 where=where,
                 fix="leave this batch out, or clean it: torch.nan_to_num(x)",
             )
+
+
+def measured_inputs(model: fx.GraphModule) -> frozenset[str]:
+    """The arguments of ``model`` whose infinities reach an observer, or a quantization.
+
+    >>> measured_inputs(fx.symbolic_trace(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)))
+    frozenset({'x'})
+    """
+    values = [
+        source
+        for node in model.graph.nodes
+        if _measures(model, node)
+        for source in node.all_input_nodes[:1]
+    ]
+    found = inputs_behind(model, values, moves_values)
+    return frozenset(str(node.target).lstrip("*") for node, _ in found)
+
+
+def _measures(model: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op != "call_module":
+        return "quantize_per_" in str(node.target) and "dequantize" not in str(node.target)
+    called = get_module(model, str(node.target))
+    return isinstance(called, fx.GraphModule) or is_observer_or_fake_quantize(called)
 
 
 def described(bound: inspect.BoundArguments) -> str:

@@ -12,8 +12,7 @@ than the CPU are not read, since that would wait for the device.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from backquant.errors import InputError
 from backquant.graph import get_module
 from backquant.graph.example import describe_value
+from backquant.graph.inputs_behind import inputs_behind
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.linear_dynamic import DynamicLinear
 from backquant.lower.kernels.recurrent import QuantizedCell, QuantizedRecurrent
@@ -30,10 +30,6 @@ from backquant.operators import moves_values
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _SCALARS = (int, float, bool, str, type(None))
-# Names of operators (function, method or aten) that pass NaN and infinity on.
-_ARITHMETIC = frozenset(
-    "add sub rsub mul div truediv true_divide neg pad float to _to_copy half bfloat16 type_as".split()  # noqa: SIM905
-)
 
 
 class QuantizedInput(NamedTuple):
@@ -70,22 +66,15 @@ def quantized_inputs(graph_module: fx.GraphModule) -> tuple[QuantizedInput, ...]
     ["x['image']"]
     """
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    seen: set[tuple[fx.Node, tuple[int | str, ...]]] = set()
-    pending: list[tuple[fx.Node, tuple[int | str, ...]]] = [
-        (source, ())
+    values = [
+        source
         for node in reversed(graph_module.graph.nodes)
         for source in _quantized(graph_module, node)
     ]
-    found: list[QuantizedInput] = []
-    while pending:
-        node, path = pending.pop()
-        if (node, path) in seen:
-            continue
-        seen.add((node, path))
-        if node.op == "placeholder":
-            found.append(QuantizedInput(str(node.target), placeholders.index(node), path))
-        pending += _sources(graph_module, node, path)
-    return tuple(found)
+    return tuple(
+        QuantizedInput(str(node.target), placeholders.index(node), path)
+        for node, path in inputs_behind(graph_module, values, moves_values)
+    )
 
 
 def _quantized(graph_module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
@@ -105,28 +94,6 @@ def _quantized(graph_module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
     if is_ours or name.startswith(("quantized_decomposed.quantize_", "backquant.quantize_")):
         return node.all_input_nodes[:1]
     return []
-
-
-def _sources(
-    graph_module: fx.GraphModule, node: fx.Node, path: tuple[int | str, ...]
-) -> Iterator[tuple[fx.Node, tuple[int | str, ...]]]:
-    """The inputs that a value comes from, if it is not finite wherever they are not."""
-    if node.target is operator.getitem:
-        source, key = node.args
-        if isinstance(source, fx.Node):
-            yield source, (key, *path) if isinstance(key, (int, str)) else path
-        return
-    called = get_module(graph_module, str(node.target)) if node.op == "call_module" else None
-    read = [source for source in node.all_input_nodes if source.op != "get_attr"]
-    name = node.target if isinstance(node.target, str) else _name(node.target)
-    if moves_values(node.target if called is None else type(called)) or (
-        called is None and name in _ARITHMETIC and len(read) == 1
-    ):
-        yield from ((source, ()) for source in read)
-
-
-def _name(target: Any) -> str:
-    return str(getattr(target, "_opname", getattr(target, "__name__", "")))
 
 
 def check_finite(

@@ -3,7 +3,8 @@
 Without ``dynamic_shapes`` the sizes that the model does not fix stay free, as in a symbolic trace
 (``Dim.AUTO``): all sizes of tensors of up to three dimensions (batch, sequence, features), and the batch
 of larger ones (images). A batch of one is exported as a batch of two, since export takes sizes of one for
-constants. Where that fails, sizes are those of the example inputs.
+constants. A part in which that fails stays whole; where it fails outside of parts, sizes are those of the
+example inputs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.not_exported import NotExportedError
 from backquant.graph.export.numbers import NotANumberError, keeps_numbers, kept_as_numbers
 from backquant.graph.export.opaque import OpaqueCall, Trial, opaque_calls
+from backquant.graph.export.truths import plain_comparisons, wants_plain_truth
 from backquant.graph.own_thread import (
     capture_in_own_thread,
     printing_nowhere,
@@ -164,8 +166,9 @@ def _exported(
                 program, unchecked = _program(model, attempt)
         except Exception as error:
             failure = failure_of(error, model)
-            if attempt is attempts[-1] or failure.reason == DEPENDS or trial.failed:
-                raise failure from error
+            is_over = attempt is attempts[-1] or failure.reason == DEPENDS or trial.failed
+            if is_over or (attempt is attempts[-2] and _not_whole(failure.path, opaque)):
+                raise failure from error  # of a part: it stays whole, and sizes stay free
             continue
         if attempt.is_doubled and _fixes_the_batch(program):
             continue
@@ -214,7 +217,17 @@ def _with_numbers(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
 
 
 def _run(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
-    with quietly(), torch.no_grad():
+    try:
+        return _by_torch(model, attempt)
+    except TypeError as error:
+        if not wants_plain_truth(error):
+            raise
+    with plain_comparisons():
+        return _by_torch(model, attempt)
+
+
+def _by_torch(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
+    with quietly(), torch.no_grad(), _unmarked((attempt.args, attempt.kwargs)):
         return torch.export.export(
             model,
             attempt.args,
@@ -222,6 +235,20 @@ def _run(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
             dynamic_shapes=attempt.dynamic_shapes,
             strict=False,
         )
+
+
+@contextmanager
+def _unmarked(inputs: Any) -> Iterator[None]:
+    """Tensors keep the attributes that they had: an export that fails leaves marks of the sizes that were
+    dynamic, which the next export of these tensors follows, whatever sizes it is asked for."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    before = [dict(tensor.__dict__) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, attributes in zip(tensors, before, strict=True):
+            tensor.__dict__.clear()
+            tensor.__dict__.update(attributes)
 
 
 def _attempts(
