@@ -59,6 +59,29 @@ def a_transposed_view(x: torch.Tensor) -> Any:
     return y, z
 
 
+def changed_twice(x: torch.Tensor) -> Any:
+    y = x * 2
+    y += 1
+    y.relu_()
+    return y.flatten() + 1, y.t()
+
+
+def a_slice_between_two_changes(x: torch.Tensor) -> Any:
+    y = x * 2
+    y += 1
+    y[0] = 5
+    y.mul_(2)
+    return y.flatten() + 1, y[1]
+
+
+def an_old_view_of_a_changed_one(x: torch.Tensor) -> Any:
+    y = x * 2
+    y += 1
+    before = y.t()
+    y.relu_()
+    return before + 1, y
+
+
 class Calls(nn.Module):
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -77,6 +100,9 @@ class Calls(nn.Module):
         (an_old_slice, False),
         (a_view, False),
         (a_transposed_view, False),
+        (changed_twice, True),
+        (a_slice_between_two_changes, True),
+        (an_old_view_of_a_changed_one, False),
     ],
 )
 def test_the_values_are_those_of_the_model(function: Function, is_local: bool) -> None:

@@ -288,7 +288,7 @@ class _Aliases:
         given the new value. Where the tensor itself is none of them, all its views count.
         """
         limit = self.position[after]
-        whole = among[-1] in (self.base[value], self._whole.get(self.base[value]))
+        whole = self.is_whole(among[-1])
         known = among if whole else [value]
         return any(
             view not in known and view is not after and self.position[user] > limit
@@ -297,6 +297,15 @@ class _Aliases:
             for user in view.users
             if user in self.position
         )
+
+    def is_whole(self, value: fx.Node) -> bool:
+        """Whether ``value`` is a tensor itself, or the node of its current value; not a view of it."""
+        base = self.base[value]
+        return value in (base, self._whole.get(base))
+
+    def change(self, node: fx.Node) -> None:
+        """``node`` is from now on the value of the tensor that it changes as a whole."""
+        self._whole[self.base[node]] = node
 
     def add(self, new: fx.Node, source: fx.Node, changed: fx.Node) -> None:
         """``new`` holds from the node ``changed`` on what ``source``, a value of the same tensor, held."""
@@ -334,6 +343,8 @@ def _out_of_place(node: fx.Node, aliases: _Aliases) -> None:
         raise NotFunctionalError(f"{node.name} changes {value.name} in place")
     node.target = target
     _read_instead(value, node, node, aliases)
+    if aliases.is_whole(value):
+        aliases.change(node)
     changed, last = node, node
     for view in chain[:-1]:
         source = view.args[0]
