@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from backquant.accuracy import outputs
 from backquant.accuracy.figures import MOST_LOSS
-from backquant.accuracy.outputs import losses_of
+from backquant.accuracy.outputs import FloatOutputs, losses_of
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,22 @@ def test_what_one_lacks_is_zero_to_the_other(found: torch.Tensor, noise: list[fl
     found = found if found.dim() == 3 else found * 2
     losses = losses_of([[wanted]], [[found]])
     torch.testing.assert_close(losses, torch.tensor(noise, dtype=torch.float64) / 32)
+
+
+class Counted(nn.Linear):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_outputs_are_held_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "_BYTES", 2 * 4 * 3 * 4)  # of two batches
+    model, other = Counted(2, 3), nn.Linear(2, 3)
+    batches = [torch.randn(4, 2) for _ in range(3)]
+    held = FloatOutputs(model, batches)
+    first = held.losses(other, "comparing")
+    assert torch.equal(held.losses(other, "comparing"), first)
+    assert model.calls == 3 + 1  # the third batch once more
+    assert len(first) == 12

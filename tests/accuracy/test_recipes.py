@@ -11,7 +11,7 @@ from tests.snapshots import compare as snapshot
 from torch import nn
 
 import backquant
-from backquant.accuracy.recipes import BUILT_IN, recipe_of
+from backquant.accuracy.recipes import BUILT_IN, moments, recipe_of
 from backquant.accuracy.recipes.bench import Bench, Losses
 from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.accuracy.recipes.layers import layers_of
@@ -95,6 +95,62 @@ def test_changes_arrive_in_the_reference_model(cases: dict[str, Case], capture: 
     assert scale is not None and float(scale) == pytest.approx(float(found.scale) / 2)
     again = next(layer for layer in layers_of(draft.twin()) if layer.path == "fc")
     assert torch.equal(again.reference.weight, layer.reference.weight)
+
+
+def test_halves_are_tried_before_their_halves(cases: dict[str, Case]) -> None:
+    ready = cases["trace"].ready
+    draft = Draft(ready.prepared, ready.conversion)
+    bench = Bench(draft, cases["trace"].data)
+    tried: list[int] = []
+
+    def losses(draft: Draft, before: Losses) -> Losses | None:
+        tried.append(len(draft.changes))
+        return None
+
+    bench._tried = losses  # type: ignore[method-assign]
+    changes = [Change(str(place)) for place in range(16)]
+    _, _, kept = bench.kept(draft, changes, bench.losses(draft))
+    assert (tried, kept) == ([16, 8, 8, 4, 4, 4, 4, 2], 0)
+
+
+def test_walks_that_wait_take_little_memory(
+    cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``batch-norm`` takes as many batches as fit: 4 at least, evenly spread."""
+    ready = cases["trace"].ready
+    draft = Draft(ready.prepared, ready.conversion)
+    data = [torch.full((1, 3, 8, 8), float(place)) for place in range(12)]
+    bench = Bench(draft, data)  # 9 to fit on
+    twin = draft.twin()
+    assert len(moments._spread(bench, twin, list(layers_of(twin)))) == 9
+    monkeypatch.setattr(moments, "_BYTES", 1)
+    few = moments._spread(bench, twin, list(layers_of(twin)))
+    assert [int(batch.max()) for batch in few] == [0, 2, 4, 6]
+
+
+def test_what_layers_read_is_held_for_the_same_draft(
+    cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = cases["trace"].ready
+    draft = Draft(ready.prepared, ready.conversion)
+    bench = Bench(draft, cases["trace"].data)
+    first = list(STEPS["gptq"](draft, bench))
+    walks: list[object] = []
+    real = bench.walks
+
+    def counted(twin: Any, quantized: Any) -> Any:
+        walks.append(twin)
+        return real(twin, quantized)
+
+    monkeypatch.setattr(bench, "walks", counted)
+    again = list(STEPS["gptq"](draft, bench))
+    assert not walks
+    for one, two in zip(first, again, strict=True):
+        assert isinstance(one, Change) and isinstance(two, Change)
+        assert one.weight is not None and two.weight is not None
+        assert torch.equal(one.weight, two.weight)
+    list(STEPS["gptq"](draft.changed([]), bench))
+    assert walks
 
 
 @pytest.mark.parametrize("step", sorted(STEPS))

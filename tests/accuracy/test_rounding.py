@@ -140,3 +140,23 @@ def test_clipping_helps_where_a_large_weight_counts_little() -> None:
     narrow = Grid(grid.scale * share.unsqueeze(-1), grid.zero_point, -8, 7)
     before, after = (quadratic(g.nearest(weight) - weight, hessian) for g in (grid, narrow))
     assert bool((after <= before).all()) and after.sum() < 0.5 * before.sum()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "taken"),
+    [
+        (nn.Linear(3, 2), (2, 50, 3), 10),
+        (nn.Conv1d(3, 2, 3, padding=1), (2, 3, 50), 10),
+        (nn.Conv2d(4, 2, 3, stride=2, groups=2), (2, 4, 41, 41), 50),
+        (nn.Conv3d(1, 1, 2, dilation=2), (1, 1, 10, 10, 10), 64),
+    ],
+)
+def test_of_many_positions_some_say_as_much(
+    layer: nn.Module, shape: tuple[int, ...], taken: int
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape) + 1
+    (every, many), (some, few) = gram(layer, x), gram(layer, x, taken)
+    assert taken <= few < 2.5 * taken < many
+    assert float((every / many - some / few).norm() / (every / many).norm()) < 0.5
+    assert torch.equal(gram(layer, x, many)[0], every)

@@ -11,8 +11,17 @@ from torch import nn
 from backquant import QConfigMapping, get_default_qconfig_mapping, prepare_fx
 from backquant.calibrate import calibrate, site_observers
 from backquant.calibrate.packed import PackedConvolutions
+from backquant.nn.quantized.reference import Conv2d
 from backquant.observe import MinMaxObserver, default_weight_observer
 from backquant.qconfig import QConfig
+
+WEIGHT: dict[str, Any] = {
+    "qscheme": torch.per_channel_symmetric,
+    "dtype": torch.qint8,
+    "axis": 0,
+    "scale": torch.full((8,), 0.01),
+    "zero_point": torch.zeros(8, dtype=torch.int64),
+}
 
 
 class Viewed(nn.Module):
@@ -132,3 +141,25 @@ def test_a_forward_of_ones_own_stays() -> None:
     assert packed_in(model) == 0
     calibrate(model, images())
     assert "forward" in vars(layer)
+
+
+def test_a_reference_model_is_packed_whatever_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Conv2d.from_float(nn.Conv2d(3, 8, 3), WEIGHT)
+    model = torch.fx.symbolic_trace(nn.Sequential(layer))
+    packed = PackedConvolutions.of_reference(model)
+    image = images()[0]
+    with torch.no_grad():
+        expected = model(image)
+        monkeypatch.setattr(type(layer), "forward", None)  # with packed weights it is not called
+        torch.testing.assert_close(packed.calling(lambda: model(image)), expected)
+    assert not PackedConvolutions.of_reference(nn.Sequential(layer))
+
+
+def test_what_refuses_the_order_is_called_again_without() -> None:
+    model = torch.fx.symbolic_trace(Viewed().eval())
+    model.conv = Conv2d.from_float(model.conv, WEIGHT)  # type: ignore[arg-type]
+    packed = PackedConvolutions.of_reference(model)
+    assert packed
+    with torch.no_grad():
+        assert torch.equal(packed.calling(lambda: model(images()[0])), model(images()[0]))
+    assert not packed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,23 +87,36 @@ def mean_error(wrong: Tensor, means: Tensor, groups: int) -> Tensor:
     return (columns(wrong, groups) @ read).flatten().double()
 
 
-def gram(layer: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+def gram(layer: nn.Module, x: Tensor, most: int | None = None) -> tuple[Tensor, int]:
     """The sum of ``x x^T`` over all positions that a weight meets, float32 ``(groups, columns, columns)``,
     and how many there were.
 
-    ``layer``: ``nn.Linear``, or a convolution that is not transposed.
+    ``layer``: ``nn.Linear``, or a convolution that is not transposed. ``most``: positions; of more, about as
+    many are taken, evenly spread along each axis of a convolution.
 
     >>> found, count = gram(nn.Linear(2, 1), torch.tensor([[1.0, 2.0]]))
     >>> found.tolist(), count
     ([[[1.0, 2.0], [2.0, 4.0]]], 1)
     """
     total, count = None, 0
+    step = _step(layer, x, most)
     for part in _parts(layer, x):
-        rows = positions(layer, part)
+        rows = positions(layer, part, step)
         found = _products(rows)
         total, count = found if total is None else total.add_(found), count + rows.shape[1]
     assert total is not None
     return total, count
+
+
+def _step(layer: nn.Module, x: Tensor, most: int | None) -> int:
+    """Every how-manieth position is taken, along each axis that a convolution slides along."""
+    if most is None:
+        return 1
+    if isinstance(layer, nn.Linear):
+        return max(1, x.numel() // max(1, x.shape[-1]) // most)
+    stride: Any = layer.stride
+    there = x.numel() / max(1, layer.in_channels * math.prod(stride))
+    return max(1, int((there / most) ** (1 / len(stride))))
 
 
 def _products(rows: Tensor) -> Tensor:
@@ -130,10 +144,11 @@ def _parts(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     return parts
 
 
-def positions(layer: nn.Module, x: Tensor) -> Tensor:
-    """What each weight meets: ``(groups, positions, columns)``."""
+def positions(layer: nn.Module, x: Tensor, step: int = 1) -> Tensor:
+    """What each weight meets: ``(groups, positions, columns)``; of every ``step``-th position along each axis
+    of a convolution, or of the rows of a linear layer."""
     if isinstance(layer, nn.Linear):
-        return x.reshape(1, -1, x.shape[-1]).float()
+        return x.reshape(1, -1, x.shape[-1])[:, step // 2 :: step].float()
     assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     dimensions = len(layer.kernel_size)
     x = x.float() if x.dim() == dimensions + 2 else x.float()[None]
@@ -144,6 +159,8 @@ def positions(layer: nn.Module, x: Tensor) -> Tensor:
     for axis in range(dimensions):  # each spatial axis gives a window axis at the end
         reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1
         x = x.unfold(2 + axis, reach, layer.stride[axis])
+        first = min(step // 2, x.shape[2 + axis] - 1)
+        x = x[(slice(None),) * (2 + axis) + (slice(first, None, step),)]
     for axis in range(dimensions):
         window = x.dim() - dimensions + axis
         taps = torch.arange(layer.kernel_size[axis], device=x.device) * layer.dilation[axis]

@@ -13,6 +13,7 @@ from torch import Tensor
 from backquant.accuracy.grid import Grid, quadratic
 
 _BLOCK = 128
+_FAR = 3.0  # times the least loss
 _SHRINK = (1.0, *(1 - 0.04 * step for step in range(1, 16)))  # of a scale, down to 0.4
 
 
@@ -205,4 +206,6 @@ def clipped(weight: Tensor, hessian: Tensor | None, grid: Grid) -> Tensor:
         is_better = loss < least * (1 - 1e-6)
         best = torch.where(is_better, torch.full_like(best, share), best)
         least = torch.where(is_better, loss, least)
+        if bool((loss > _FAR * least).all()):  # what is cut off only grows
+            break
     return best

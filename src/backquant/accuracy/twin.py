@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from backquant.accuracy.nodes import last_uses, run_node
 from backquant.convert import reference_state
@@ -135,6 +136,12 @@ class Walk:
         """Run to the end; what the model returns."""
         self.to(len(self.twin.nodes))
         return self.values["output"]
+
+    def held_bytes(self) -> int:
+        """The size of the values that are held now; memory that several of them share counts once."""
+        held = tree_leaves((self.values, self.inserted))
+        storages = (each.untyped_storage() for each in held if isinstance(each, Tensor))
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def is_quantized(self, name: str) -> bool:
         """Whether the operator of this name is, in this run."""

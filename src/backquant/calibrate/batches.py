@@ -7,6 +7,7 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from backquant.errors import CalibrationError
 
@@ -38,6 +39,25 @@ def check_set(calibration: Any, argument: str = "calibration") -> None:
     raise CalibrationError(
         f"{_called(argument)} is a {kind}, not an iterable of batches", where=argument, fix=fix
     )
+
+
+def samples_of(batch: Any) -> int:
+    """How many samples a batch holds: the length of its first tensor, 1 where that has no axes.
+
+    >>> samples_of({"x": torch.zeros(8, 3)}), samples_of(1)
+    (8, 1)
+    """
+    first = next((one for one in tree_leaves(batch) if isinstance(one, torch.Tensor)), None)
+    return max(1, len(first)) if first is not None and first.dim() else 1
+
+
+def values_in(batch: Any) -> int:
+    """How many values the tensors of a batch hold.
+
+    >>> values_in({"x": torch.zeros(8, 3), "y": [torch.zeros(2)]})
+    26
+    """
+    return sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def check_some(done: int, calibration: Any, argument: str = "calibration") -> None:

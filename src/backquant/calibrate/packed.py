@@ -1,4 +1,4 @@
-"""Convolutions whose weights are packed once for all batches, while a model is calibrated.
+"""Convolutions whose weights are packed once for all batches, while a model is calibrated, or judged.
 
 Eager PyTorch rearranges the weights of a convolution at each call, and its input and result as well: two
 fifths of the time of a ResNet-50. oneDNN's kernels for packed weights give results whose last bits differ, in
@@ -8,24 +8,30 @@ channels-last order. So they are used only where
 2. nothing in the model can see how a tensor lies in memory: its modules are PyTorch's and this package's, and
    no operator asks for strides. Where one refuses the order (``view``), the batch is run again in the usual
    way.
+
+A reference model is compared by how much it loses, not by bits: of it rule 2 alone is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 
+from backquant.errors import BackquantError
 from backquant.graph import get_module
+from backquant.nn.quantized.reference import Conv2d as ReferenceConv2d
 from backquant.observe import (
     FixedQParamsObserver,
     HistogramObserver,
     NoopObserver,
     PlaceholderObserver,
 )
+
+Result = TypeVar("Result")
 
 _BLIND = (HistogramObserver, FixedQParamsObserver, NoopObserver, PlaceholderObserver)
 _OURS = ("torch.nn.", "backquant.")
@@ -56,8 +62,16 @@ class PackedConvolutions:
             return cls()
         if any(_sees_memory(prepared, node) for node in prepared.graph.nodes):
             return cls()
-        modules = prepared.modules()
-        return cls(each for each in modules if type(each) is nn.Conv2d and _is_plain(each))
+        return cls(_plain(prepared, nn.Conv2d))
+
+    @classmethod
+    def of_reference(cls, reference: nn.Module) -> PackedConvolutions:
+        """Of a model with integer weights, which must not change while they are used."""
+        if not isinstance(reference, fx.GraphModule) or not _usable():
+            return cls()
+        if any(_sees_memory(reference, node) for node in reference.graph.nodes):
+            return cls()
+        return cls(_plain(reference, nn.Conv2d, ReferenceConv2d))
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -77,6 +91,21 @@ class PackedConvolutions:
             for convolution in self._calls:
                 del vars(convolution)["forward"]
 
+    def calling(self, call: Callable[[], Result]) -> Result:
+        """What ``call`` gives with them; where it raises, without, and they are not used any more."""
+        if self._calls:
+            try:
+                with self.used():
+                    return call()
+            except BackquantError:
+                raise
+            except (
+                Exception
+            ):  # it may be the order of memory: again without, which says what else it is
+                self._calls.clear()
+                self.forget()
+        return call()
+
 
 def _usable() -> bool:
     mkldnn = torch.backends.mkldnn
@@ -95,13 +124,20 @@ def _sees_memory(prepared: fx.GraphModule, node: fx.Node) -> bool:
     return node.op == "call_method" and node.target in _ASKS
 
 
+def _plain(model: nn.Module, *kinds: type[nn.Module]) -> Iterator[nn.Conv2d]:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and type(module) in kinds and _is_plain(module):
+            yield module
+
+
 def _is_plain(convolution: nn.Conv2d) -> bool:
     weight = convolution.weight
+    integers = type(convolution) is ReferenceConv2d and not weight.is_floating_point()
     return (
         "forward" not in vars(convolution)
         and convolution.padding_mode == "zeros"
         and not isinstance(convolution.padding, str)
-        and weight.dtype == torch.float32
+        and (integers or weight.dtype == torch.float32)
         and weight.device.type == "cpu"
         and type(weight) in (Tensor, nn.Parameter)
     )
@@ -114,12 +150,18 @@ def _packing(convolution: nn.Conv2d, packed: dict[nn.Conv2d, Tensor]) -> Callabl
 
     def call(x: Tensor) -> Any:
         if x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu" or not x.numel():
-            return nn.Conv2d.forward(convolution, x)
+            return type(convolution).forward(convolution, x)
         weight = packed.get(convolution)
         if weight is None:
             pack = torch.ops.mkldnn._reorder_convolution_weight
-            weight = packed[convolution] = pack(convolution.weight, *settings, list(x.shape))
+            weight = packed[convolution] = pack(_weight(convolution), *settings, list(x.shape))
         run = torch.ops.mkldnn._convolution_pointwise.default
         return run(x, weight, convolution.bias, *settings, "none", [], "")
 
     return call
+
+
+def _weight(convolution: nn.Conv2d) -> Tensor:
+    if isinstance(convolution, ReferenceConv2d):
+        return convolution.dequantized_weight()
+    return convolution.weight

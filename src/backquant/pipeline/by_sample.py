@@ -34,6 +34,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig, LeaveFloat
+from backquant.calibrate.batches import samples_of
 from backquant.fuse import LAYERS, part_name
 from backquant.graph import GraphIndex, Scope, as_arguments, get_module
 from backquant.match import DefaultRules, MatchKind, Plan
@@ -157,8 +158,7 @@ def compared_batches(calibration: Any, example: Any) -> int:
     >>> compared_batches(range(8), torch.zeros(32, 3))
     4
     """
-    first = next((one for one in tree_leaves(example) if isinstance(one, torch.Tensor)), None)
-    samples = max(1, len(first)) if first is not None and first.dim() else 1
+    samples = samples_of(example)
     quarter = len(calibration) // 4 if isinstance(calibration, Sized) else 0
     return min(_MOST_BATCHES, max(_BATCHES, quarter, math.ceil(_ENOUGH / samples)))
 

@@ -10,11 +10,12 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.biases.corrected import corrected_biases
-from backquant.accuracy.biases.run import Plan, Run, layer_calls
+from backquant.accuracy.biases.layers import layer_calls
 from backquant.accuracy.biases.watched import Seen, batches_worth
 from backquant.accuracy.calibrated import Calibrated
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.recipes import recipe_of
+from backquant.accuracy.reference_run import Plan, Run
 from backquant.api.calibrated import CalibrationCall
 from backquant.convert import reference_state
 from backquant.match.plan import Reason

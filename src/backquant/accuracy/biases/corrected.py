@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from backquant.accuracy.biases.run import LayerCall, Plan, Run, layer_calls
+from backquant.accuracy.biases.layers import LayerCall, layer_calls
 from backquant.accuracy.biases.watched import Seen, channel_means
 from backquant.accuracy.figures import decibel_text, decibels, float_tensors
 from backquant.accuracy.grid import mean_error
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.outputs import losses_of
 from backquant.accuracy.recipes.bench import helps
+from backquant.accuracy.reference_run import Plan, Run
 from backquant.graph.clone import with_own_buffers
 
 #: The share of the loss that a correction must take away.

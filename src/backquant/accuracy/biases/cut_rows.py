@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from backquant.accuracy.biases.run import layer_calls
+from backquant.accuracy.biases.layers import layer_calls
 from backquant.accuracy.grid import Grid, columns
 from backquant.accuracy.recipes.draft import weighted_part
 from backquant.accuracy.recipes.layers import Layer

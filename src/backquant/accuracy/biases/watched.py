@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 
 from backquant.accuracy.figures import float_tensors
 from backquant.accuracy.recipes.draft import weighted_part
+from backquant.calibrate.batches import values_in
 from backquant.graph import get_module
 from backquant.graph.export import interface_of
 from backquant.match.described import chosen_dtype_config
@@ -73,7 +73,7 @@ class Watched:
         with ExitStack() as hooks:
             for index, batch in enumerate(self._batches):
                 if index == 0:
-                    chosen = self._chosen(_elements(batch) / max(_elements(self._example), 1))
+                    chosen = self._chosen(values_in(batch) / max(values_in(self._example), 1))
                     layers = list(_layers(self._prepared))
                     for path, part in layers:
                         sum_up = _sum_squares(path, part, self.squares)
@@ -144,10 +144,6 @@ def batches_worth(prepared: fx.GraphModule, count: int, size: float) -> tuple[in
         if fit + judge <= count and runs * run + weights <= SHARE * total:
             return fit, judge
     return 0, 0
-
-
-def _elements(batch: Any) -> int:
-    return sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ ones alone are few: where outputs are probabilities two or three samples make mo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,17 @@ from backquant.accuracy.figures import decibels
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.outputs import FloatOutputs
 from backquant.accuracy.recipes.draft import Change, Draft, Together
+from backquant.accuracy.recipes.reads import HeldReads
 from backquant.accuracy.twin import Twin, Walk
+from backquant.calibrate.batches import samples_of, values_in
 from backquant.calibrate.group import ALONE, Ranks, held_by_all
 from backquant.prepare import unobserved
 
 #: Batches that are held; more add little to what sums over them say.
 MOST_BATCHES = 64
+_SAMPLES_HELD, _VALUES_HELD, _FEWEST = 64, 8_000_000, 4  # samples and their values, batches
 _SAMPLES = 8  # whose differences say something
+_TRIALS = 8
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ class Bench:
         ranks: Ranks = ALONE,
         most_inputs: int | None = None,
     ) -> None:
-        self.ranks, self.most_inputs = ranks, most_inputs
-        self.held = held = held_by_all(ranks, batches, MOST_BATCHES)
+        self.ranks, self.most_inputs, self.reads = ranks, most_inputs, HeldReads()
+        self.held = held = list(enough(held_by_all(ranks, enough(batches), MOST_BATCHES)))
         last = max(1, len(held) // 4) if len(held) > 1 else 0
         self.fitting = held[: len(held) - last]
         self.judging = held[len(held) - last :] or held
@@ -114,30 +119,46 @@ class Bench:
         """``draft`` with those of ``changes`` that lower its error, the errors it has then, and how many
         changes that are. ``before``: the errors without them.
 
-        All changes are tried together; where that does not help, each half is tried by itself, and so on,
-        with at most 16 trials.
+        All changes are tried together; where that does not help, each half is tried by itself, then each
+        quarter, and so on, with at most ``_TRIALS`` trials.
         """
-        left = [16]
-        apart = [(change,) if isinstance(change, Change) else change for change in changes]
-        return self._kept(draft, apart, before, left)
-
-    def _kept(
-        self, draft: Draft, changes: list[Together], before: Losses, left: list[int]
-    ) -> tuple[Draft, Losses, int]:
-        if not changes or left[0] <= 0:
-            return draft, before, 0
-        left[0] -= 1
-        tried = draft.changed(change for together in changes for change in together)
-        losses = self._tried(tried, before)
-        if losses is not None:
-            return tried, losses, len(changes)
-        if len(changes) == 1:
-            return draft, before, 0
-        middle, count = len(changes) // 2, 0
-        for half in (changes[:middle], changes[middle:]):
-            draft, before, helped = self._kept(draft, half, before, left)
-            count += helped
+        waiting = deque([list(map(_together, changes))])
+        count = 0
+        for _ in range(_TRIALS):
+            some = waiting.popleft() if waiting else []
+            if not some:
+                break
+            tried = draft.changed(change for together in some for change in together)
+            losses = self._tried(tried, before)
+            if losses is not None:
+                draft, before, count = tried, losses, count + len(some)
+            elif len(some) > 1:
+                middle = len(some) // 2
+                waiting += some[:middle], some[middle:]
         return draft, before, count
+
+
+def _together(change: Change | Together) -> Together:
+    return (change,) if isinstance(change, Change) else change
+
+
+def enough(batches: Iterable[Any]) -> Iterator[Any]:
+    """The first of ``batches``: as many as hold 64 samples and 8 million values (64 pictures of 224 by 224),
+    4 at least.
+
+    >>> len(list(enough([torch.ones(1).expand(32, 1_000_000)] * 9)))
+    4
+    >>> len(list(enough([torch.ones(1).expand(8, 1_000_000)] * 9)))
+    8
+    >>> len(list(enough([torch.ones(8, 10)] * 9)))
+    9
+    """
+    samples = values = 0
+    for count, batch in enumerate(batches, 1):
+        yield batch
+        samples, values = samples + samples_of(batch), values + values_in(batch)
+        if samples >= _SAMPLES_HELD and values >= _VALUES_HELD and count >= _FEWEST:
+            return
 
 
 def helps(before: torch.Tensor, after: torch.Tensor) -> bool:

@@ -14,9 +14,11 @@ from torch import Tensor, fx, nn
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.accuracy.recipes.layers import Layer, input_of, layers_of
-from backquant.accuracy.twin import Walk
+from backquant.accuracy.twin import Twin, Walk
 
 _MOST = 2.0  # by how much a channel is scaled
+_BYTES = 256 << 20  # of values that wait, in float and quantized
+_FEWEST = 4  # batches, of any size
 
 
 def bias_correction(draft: Draft, bench: Bench) -> Iterator[Change]:
@@ -81,18 +83,34 @@ def _moments(
     draft: Draft, bench: Bench, *, transposed: bool = False
 ) -> Iterator[tuple[Layer, _Moments, _Moments]]:
     """Each layer that is called once, with its results in the float model and in the quantized one: in the
-    order of the graph, so that what is done to a layer counts for those behind it."""
+    order of the graph, so that what is done to a layer counts for those behind it.
+
+    Walks over all batches wait at each layer for the others. Of batches that would take much memory so, some
+    are taken."""
     twin = draft.twin()
     layers = {layer.nodes[0].name: layer for layer in layers_of(twin, transposed=transposed)}
-    in_float = list(bench.walks(twin, lambda _: False))
-    quantized = list(bench.walks(twin, lambda _: True))
-    for position, node in enumerate(twin.nodes):
-        for walk in (*in_float, *quantized):
-            walk.to(position)
+    layers = {name: layer for name, layer in layers.items() if len(layer.nodes) == 1}
+    batches = _spread(bench, twin, list(layers.values()))
+    in_float = list(bench.walks(twin, lambda _: False, batches))
+    quantized = list(bench.walks(twin, lambda _: True, batches))
+    for node in twin.nodes:
         layer = layers.get(node.name)
-        if layer is not None and len(layer.nodes) == 1:
+        if layer is not None:
             wanted = _summed(layer, layer.float_part, node, in_float)
             yield layer, wanted, _summed(layer, layer.reference, node, quantized)
+
+
+def _spread(bench: Bench, twin: Twin, layers: Sequence[Layer]) -> list[Any]:
+    """As many of the batches as are in memory at once, evenly spread; what waits is measured on the first."""
+    batches, waiting = bench.fitting, 0
+    for walk in bench.walks(twin, lambda _: True, batches[:1]):
+        for layer in sorted(layers, key=lambda layer: twin.place[layer.nodes[0].name]):
+            walk.to(twin.place[layer.nodes[0].name])
+            input_of(walk, layer.nodes[0])
+            waiting = max(waiting, walk.held_bytes())
+    count = max(_FEWEST, _BYTES // max(1, 2 * waiting))
+    step = max(1.0, len(batches) / count)
+    return [batches[int(index * step)] for index in range(min(count, len(batches)))]
 
 
 def _summed(layer: Layer, module: Any, node: fx.Node, walks: Sequence[Walk]) -> _Moments:
@@ -101,8 +119,11 @@ def _summed(layer: Layer, module: Any, node: fx.Node, walks: Sequence[Walk]) -> 
     squares: Any = 0.0
     count = 0
     for walk in walks:
-        values = module(input_of(walk, node)).movedim(axis, 0).flatten(1).double()
-        sums, squares = sums + values.sum(1), squares + values.square().sum(1)
+        walk.to(walk.twin.place[node.name])
+        values = module(input_of(walk, node)).movedim(axis, 0).flatten(1)
+        variance, mean = torch.var_mean(values, 1, correction=0)
+        sums = sums + mean.double() * values.shape[1]
+        squares = squares + (variance.double() + mean.double().square()) * values.shape[1]
         count += values.shape[1]
     mean = sums / max(count, 1)
     return _Moments(mean, (squares / max(count, 1) - mean.square()).clamp(min=0))

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from backquant.accuracy.grid import columns, gram, mean_error
+from backquant.accuracy.grid import columns, mean_error
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft, Together, weighted_part
 from backquant.accuracy.recipes.layers import Layer, input_of, layers_of, tables_of
 from backquant.accuracy.recipes.moments import batch_norm, bias_correction
 from backquant.accuracy.recipes.ranges import ranges
+from backquant.accuracy.recipes.reads import Read
 from backquant.accuracy.recipes.reconstruction import blocks, distillation
 from backquant.accuracy.recipes.rescale import awq, equalization, products, smoothquant
 from backquant.accuracy.rounding import adaround, better_rows, clipped, descended, gptq
@@ -134,27 +134,7 @@ def _with_bias(layer: Layer, change: Change, means: Tensor) -> Change:
     return replace(change, bias=(bias.detach() - error).to(layer.weight.dtype))
 
 
-@dataclass
-class _Read:
-    """What a layer reads in the quantized model: the mean of ``x x^T``, and of each channel."""
-
-    gram: Any = 0.0
-    means: Any = 0.0
-    positions: int = 0
-    values: int = 0
-
-    def add(self, layer: Layer, x: Tensor) -> None:
-        found, count = gram(layer.float_part, x)
-        by_channel = x.movedim(1 - layer.weight.dim(), 0).flatten(1)
-        self.gram, self.positions = self.gram + found, self.positions + count
-        self.means = self.means + by_channel.double().sum(1)
-        self.values += by_channel.shape[1]
-
-    def mean(self) -> _Read:
-        return _Read(self.gram / max(self.positions, 1), self.means / max(self.values, 1))
-
-
-def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, _Read]]:
+def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Read]]:
     """Each layer of this rank with what it reads in the quantized model.
 
     The matrices of as many layers as fit are summed in one pass over the data. Weights are those of the float
@@ -162,7 +142,7 @@ def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, _Read]]:
     """
     twin = draft.twin()
     original = dict(draft.prepared.named_modules())
-    most = bench.most_inputs
+    most, held = bench.most_inputs, bench.reads.of(draft)
     every = [each for each in layers_of(twin) if most is None or each.inputs <= most]
     waiting = every[bench.ranks.rank :: bench.ranks.size]
     while waiting:
@@ -170,23 +150,26 @@ def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, _Read]]:
         size = 0
         while waiting and (not now or size < _SUMS_AT_ONCE):
             now.append(waiting.pop(0))
-            size += 4 * now[-1].groups * now[-1].inputs ** 2
-        for layer, read in zip(now, _read(bench, twin, now), strict=True):
+            size += 0 if now[-1].path in held else 4 * now[-1].groups * now[-1].inputs ** 2
+        found = _read(bench, twin, [layer for layer in now if layer.path not in held])
+        for layer in now:
+            read = held[layer.path] if layer.path in held else found.pop(layer.path)
+            bench.reads.hold(layer.path, read)
             yield replace(layer, float_part=weighted_part(original[layer.path])), read
 
 
-def _read(bench: Bench, twin: Twin, layers: list[Layer]) -> list[_Read]:
-    readers = {node.name: i for i, layer in enumerate(layers) for node in layer.nodes}
-    last = max(twin.place[name] for name in readers)
-    found = [_Read() for _ in layers]
+def _read(bench: Bench, twin: Twin, layers: list[Layer]) -> dict[str, Read]:
+    readers = {node.name: layer for layer in layers for node in layer.nodes}
+    last = max((twin.place[name] for name in readers), default=-1)
+    found = {layer.path: Read.over(layer, len(bench.fitting)) for layer in layers}
     with torch.no_grad():
-        for walk in bench.walks(twin, lambda _: True):
+        for walk in bench.walks(twin, lambda _: True) if layers else ():
             for position, node in enumerate(twin.nodes[: last + 1]):
-                walk.to(position)
-                index = readers.get(node.name)
-                if index is not None:
-                    found[index].add(layers[index], input_of(walk, node))
-    return [read.mean() for read in found]
+                layer = readers.get(node.name)
+                if layer is not None:
+                    walk.to(position)
+                    found[layer.path].add(layer, input_of(walk, node))
+    return {path: read.mean() for path, read in found.items()}
 
 
 #: By the words that recipes use.
