@@ -66,6 +66,15 @@ def changed_twice(x: torch.Tensor) -> Any:
     return y.flatten() + 1, y.t()
 
 
+def operators_of_other_names(x: torch.Tensor) -> Any:
+    y = x.abs() * 4
+    y //= 2
+    y.pow_(2)
+    y.pow_(x.relu())
+    y.transpose_(0, 1)
+    return y
+
+
 def a_slice_between_two_changes(x: torch.Tensor) -> Any:
     y = x * 2
     y += 1
@@ -101,6 +110,7 @@ class Calls(nn.Module):
         (a_view, False),
         (a_transposed_view, False),
         (changed_twice, True),
+        (operators_of_other_names, True),
         (a_slice_between_two_changes, True),
         (an_old_view_of_a_changed_one, False),
     ],

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from backquant.graph.export.functional import functional
 from backquant.graph.export.program import NotExportedError
 from backquant.graph.export.scopes import place_of
 
@@ -337,7 +338,7 @@ def _out_of_place(node: fx.Node, aliases: _Aliases) -> None:
         raise NotExportedError(
             f"it changes {base.name!r} in place", place_of(node).path, str(node.target)
         )
-    target = _functional(node.target)
+    target = functional(node.target)
     chain = _slices(value)
     if target is None or aliases.read_later(value, node, among=chain):
         raise NotFunctionalError(f"{node.name} changes {value.name} in place")
@@ -382,10 +383,3 @@ def _read_instead(value: fx.Node, new: fx.Node, after: fx.Node, aliases: _Aliase
     for user in list(value.users):
         if user is not new and position.get(user, -1) > position[after]:
             user.replace_input_with(value, new)
-
-
-def _functional(overload: OpOverload) -> OpOverload | None:
-    """``aten.add.Tensor`` for ``aten.add_.Tensor``."""
-    name = overload._schema.name.split("::")[1]
-    packet = getattr(_aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    return getattr(packet, overload._overloadname, None)
