@@ -15,6 +15,7 @@ from backquant.deploy.openvino.clamps import shift_bounds
 from backquant.deploy.openvino.endless import check_ends
 from backquant.deploy.openvino.fourier import plain_transforms
 from backquant.deploy.openvino.joins import round_whole
+from backquant.deploy.openvino.norms import keep_scales_before_norms
 from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.openvino.reductions import keep_reduced_axes
 from backquant.deploy.openvino.session import OpenVinoSession
@@ -54,6 +55,7 @@ class OpenVinoTarget:
         round_whole(model)
         keep_reduced_axes(model)
         keep_zero_biases(model)
+        keep_scales_before_norms(model)
         scale_tables(model)
         plain_transforms(model)
         through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")
