@@ -110,3 +110,19 @@ def test_its_result_may_lie_otherwise_in_memory() -> None:
     captured, wanted = capture(Joined()), Joined()(*heads)
     decompose_attention(captured, APART, STATIC)
     assert torch.allclose(captured.module(*heads), wanted, atol=1e-6)
+
+
+class Shared(nn.Module):
+    """As DiffLlama: two attentions that share query and key."""
+
+    def forward(self, q: Any, k: Any, v: Any) -> torch.Tensor:
+        one, other = v.chunk(2, dim=-1)
+        first = F.scaled_dot_product_attention(q, k, one)
+        return first - F.scaled_dot_product_attention(q, k, other)
+
+
+def test_scores_that_two_attentions_share_are_one_product() -> None:
+    captured, inputs = apart(Shared()), drawn()[:3]
+    products = [node for node in captured.module.graph.nodes if node.target is torch.matmul]
+    assert len(products) == 3
+    torch.testing.assert_close(captured.module(*inputs), Shared()(*inputs))

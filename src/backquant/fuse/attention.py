@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from backquant.backend_config import BackendConfig
 from backquant.graph import Captured, Scope, reshape_views
+from backquant.graph.computed_once import computed_once
 from backquant.match.attention import as_products
 from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.rules import RuleTable
@@ -58,6 +59,7 @@ def decompose_attention(
     if changed:
         # the operator lays heads inside of positions, a product does not
         reshape_views(captured.module.graph)
+        computed_once(captured.module, captured.scopes)  # scores that two attentions share
         captured.module.recompile()
 
 

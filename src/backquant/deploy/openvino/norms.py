@@ -1,8 +1,9 @@
 """Norms of what was integers before.
 
 OpenVINO (2026.4) moves the scale of integers behind a norm that takes their mean and divides by their
-deviation, and leaves the norm's epsilon as it was: where values are small it is too small by the square of the
-scale (xLSTM: 6.6 dB in place of 33). A maximum that changes nothing, which no scale passes, is put in between.
+deviation, and leaves the norm's epsilon as it was: where values are small it is too small, by the square of
+the scale (xLSTM: 6.6 dB in place of 33). A maximum that changes nothing, which no scale passes, is put in
+between.
 """
 
 from __future__ import annotations
