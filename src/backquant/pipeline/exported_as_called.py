@@ -38,7 +38,8 @@ def exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOpt
     be exported, it is exported again in another way:
 
     1. without the arguments that the call leaves out (``backquant.graph.export.as_called``);
-    2. without telling the model that it is exported;
+    2. without telling the model that it is exported; where all parts that failed are of one class, no
+       further than to the same failure of one of them;
     3. for fixed input sizes.
     """
     captured, failure = _attempted(model, example_inputs, options)
@@ -46,7 +47,8 @@ def exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOpt
     is_same = isinstance(model, ExportedModel) or _agrees(captured, model, example_inputs)
     if captured is not None and is_same and (not failed or isinstance(model, ExportedModel)):
         return captured
-    others = [(replace(options, around=untold_of_capture), _UNTOLD)]
+    known = _alike(captured, model, failed) if is_same and captured is not None else {}
+    others = [(replace(options, around=untold_of_capture, known=known), _UNTOLD)]
     if not is_same and captured is not None:
         others.insert(0, (replace(options, around=as_called), _AS_CALLED))
         if options.dynamic_shapes is None:
@@ -70,6 +72,12 @@ def _attempted(
         return capture_export(model, example_inputs, AtenSpeller(), options), None
     except CaptureError as error:
         return None, error
+
+
+def _alike(captured: Captured, model: nn.Module, failed: Collection[str]) -> dict[str, str]:
+    """The reasons for which modules failed, by path, where these are all of one class."""
+    kinds = {type(model.get_submodule(path)) for path in failed}
+    return {path: captured.whole[path] for path in failed} if len(kinds) == 1 else {}
 
 
 def _is_less(left: Collection[str], failed: Collection[str]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
@@ -102,3 +105,26 @@ def test_what_fails_either_way_stays_whole_with_the_first_reason() -> None:
     result = backquant.quantize(model, x, calibration=[x], capture="export", slower="keep")
     assert not any("exported as if it were called" in note for note in result.report.notes)
     assert any("'inner' stays float as a whole" in note for note in result.report.notes)
+
+
+class Counting(nn.Module):
+    """What it computes depends on values, whether it is exported or not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else x + 1
+
+
+def test_an_export_that_fails_for_the_same_reason_is_given_up() -> None:
+    layers = [nn.Linear(4, 4), Counting(), nn.Linear(4, 4), Counting(), Counting(), nn.Linear(4, 4)]
+    model, x, made = nn.Sequential(*layers).eval(), torch.randn(6, 4), []
+    export = torch.export.export
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made.append(args)
+        return export(*args, **kwargs)
+
+    with mock.patch.object(torch.export, "export", noted):
+        result = backquant.quantize(model, x, calibration=[x], capture="export", slower="keep")
+    # the first fails, the second tries the others of the class, the third has them whole; one that is untold
+    assert len(made) == 4
+    assert result.report.coverage == 1.0

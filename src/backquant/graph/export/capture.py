@@ -49,12 +49,13 @@ from backquant.graph.objects import known_to_export, object_classes
 @dataclass(frozen=True)
 class ExportOptions:
     """``whole``: modules that stay whole, with the reason each. ``around``: what the export runs in, given
-    the model and its arguments. The rest as in ``torch.export``."""
+    the model and its arguments. ``known``: as in ``export_model``. The rest as in ``torch.export``."""
 
     dynamic_shapes: Any = None
     whole: Mapping[str, str] = field(default_factory=dict)
     preserved_attributes: Sequence[str] = ()
     around: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
+    known: Mapping[str, str] = field(default_factory=dict)
 
 
 def capture_export(
@@ -134,7 +135,12 @@ def _exported(
         check_dims(options.dynamic_shapes, forward.bind(*args, **kwargs).arguments)
         with options.around(model, args, kwargs):
             exported = export_model(
-                model, args, kwargs, dynamic_shapes=options.dynamic_shapes, whole=whole
+                model,
+                args,
+                kwargs,
+                dynamic_shapes=options.dynamic_shapes,
+                whole=whole,
+                known=options.known,
             )
     return exported, signature_of(forward, args, kwargs, exported.program)
 

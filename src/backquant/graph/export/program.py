@@ -10,9 +10,10 @@ example inputs.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ def export_model(  # size: the model, its call, and what is known of both
     *,
     dynamic_shapes: Any = None,
     whole: dict[str, str] | None = None,
+    known: Mapping[str, str] = MappingProxyType({}),
 ) -> Exported:
     """Export ``model``, a copy in evaluation mode that nobody else uses.
 
@@ -83,6 +85,8 @@ def export_model(  # size: the model, its call, and what is known of both
         dynamic_shapes: as ``torch.export.export`` takes it, or with names of sizes; ``None``: what the
             model leaves free.
         whole: paths of modules that stay whole, each with the reason.
+        known: paths and reasons of modules that another export failed in: where this one fails first in one
+            of them for the same reason, it is given up.
 
     A module in which the export fails stays whole, too, and its reason is recorded. Others of its class
     are then tried all in one export: a model may have dozens that fail alike.
@@ -103,8 +107,9 @@ def export_model(  # size: the model, its call, and what is known of both
             found = _exported(model, args, kwargs, dynamic_shapes, opaque, trial)
         except NotExportedError as failure:
             path = _not_whole(failure.path, opaque)
+            given_up = not opaque and known.get(path) == failure.reason
             if not trial.failed:
-                if not path or dynamic_shapes is not None:
+                if not path or dynamic_shapes is not None or given_up:
                     raise explained(failure, model, dynamic_shapes) from failure.__cause__
                 opaque[path] = failure.reason
                 kinds.add(type(model.get_submodule(path)))
