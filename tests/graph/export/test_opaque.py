@@ -79,6 +79,35 @@ def test_a_module_that_fills_a_cache_stays_whole_with_what_reads_it() -> None:
         capture_export(Around().eval(), x, Speller())
 
 
+class Boxed:
+    """No tensor, and nothing that torch.export knows."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Opening(nn.Module):
+    def forward(self, box: Boxed) -> torch.Tensor:
+        return box.tensor + float(box.tensor.sum() > 0)
+
+
+class Opened(nn.Module):
+    """As torchvision's Faster R-CNN: a part that looks at values is called with an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.opening = nn.Linear(4, 4), Opening()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.opening(Boxed(self.fc(x)))
+
+
+def test_a_whole_part_that_cannot_be_called_is_the_models_failure() -> None:
+    with pytest.raises(CaptureError) as raised:
+        capture_export(Opened().eval(), torch.randn(3, 4), Speller())
+    assert raised.value.where.startswith("Opened")
+
+
 class Judged(nn.Module):
     """Looks at values, and takes a condition on other ones, as Longformer's attention."""
 

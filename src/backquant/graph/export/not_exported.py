@@ -9,3 +9,7 @@ class NotExportedError(Exception):
     def __init__(self, reason: str, path: str = "", line: str = "") -> None:
         super().__init__(reason)
         self.reason, self.path, self.line = reason, path, line
+
+    def of_the_model(self) -> NotExportedError:
+        """The same of the model itself: what stays whole already cannot be called by it, either."""
+        return NotExportedError(self.reason, "", self.line)

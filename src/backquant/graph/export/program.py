@@ -110,7 +110,8 @@ def export_model(  # size: the model, its call, and what is known of both
             given_up = not opaque and known.get(path) == failure.reason
             if not trial.failed:
                 if not path or dynamic_shapes is not None or given_up:
-                    raise explained(failure, model, dynamic_shapes) from failure.__cause__
+                    told = failure if path else failure.of_the_model()
+                    raise explained(told, model, dynamic_shapes) from failure.__cause__
                 opaque[path] = failure.reason
                 kinds.add(type(model.get_submodule(path)))
         else:
