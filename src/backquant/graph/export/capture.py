@@ -154,6 +154,8 @@ def lifted(
 ) -> Captured:
     """The graph module of an exported program over the modules of ``root``, with its scopes."""
     program, graph = _tidied(exported, speller)
+    if program is not exported.program:
+        signature = signature.resized(program)
     if isinstance(root, ExportedModel):
         refuse_active_dropout(graph)
     owned = _owned(program, graph, root)

@@ -12,4 +12,6 @@ class NotExportedError(Exception):
 
     def of_the_model(self) -> NotExportedError:
         """The same of the model itself: what stays whole already cannot be called by it, either."""
-        return NotExportedError(self.reason, "", self.line)
+        told = NotExportedError(self.reason, "", self.line)
+        told.__cause__ = self.__cause__
+        return told

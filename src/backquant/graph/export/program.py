@@ -30,6 +30,7 @@ from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.not_exported import NotExportedError
 from backquant.graph.export.numbers import NotANumberError, keeps_numbers, kept_as_numbers
 from backquant.graph.export.opaque import OpaqueCall, Trial, opaque_calls
+from backquant.graph.export.recurrent_shapes import recurrent_by_shape
 from backquant.graph.export.truths import plain_comparisons, wants_plain_truth
 from backquant.graph.own_thread import (
     capture_in_own_thread,
@@ -147,9 +148,6 @@ def explained(failure: NotExportedError, model: nn.Module, dynamic_shapes: Any) 
         fixed = fixed_size(str(failure.__cause__))
         if fixed is not None:
             reason = f"the model fixes the dynamic size {fixed[0]!r} to {fixed[1]}"
-            if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-                reason += ": torch.export unrolls recurrent layers for the length of the example"
-                fix = 'leave that size out, or capture="trace", which leaves the length free'
     return CaptureError(
         f"the model cannot be exported: {reason}",
         where=f"{where}, {failure.line}" if failure.line else where,
@@ -233,7 +231,8 @@ def _run(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
 
 
 def _by_torch(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
-    with quietly(), torch.no_grad(), _unmarked((attempt.args, attempt.kwargs)):
+    inputs = attempt.args, attempt.kwargs
+    with quietly(), torch.no_grad(), _unmarked(inputs), recurrent_by_shape():
         return torch.export.export(
             model,
             attempt.args,

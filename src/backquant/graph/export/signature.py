@@ -39,6 +39,15 @@ class Signature:
         )
         return replace(self, interface=replace(self.interface, arguments=arguments))
 
+    def resized(self, program: torch.export.ExportedProgram) -> Signature:
+        """The signature of a program that was made of this one's: it may fix more sizes."""
+        shapes, arguments = _shapes(program), []
+        for argument in self.interface.arguments:
+            leaves = pytree.tree_leaves(self.given.get(argument.name, ()))
+            found = tuple(size for size in [next(shapes) for _ in leaves] if size is not None)
+            arguments.append(replace(argument, shapes=found))
+        return replace(self, interface=replace(self.interface, arguments=tuple(arguments)))
+
     def write(self, graph: fx.Graph, inputs: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
         """Write the placeholders into ``graph``; gives what stands for each input of the export."""
         made: dict[fx.Node, fx.Node] = {}
