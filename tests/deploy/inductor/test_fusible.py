@@ -70,3 +70,29 @@ def test_an_addition_to_a_view_is_a_difference() -> None:
     assert torch.equal(program.exported.module()(x), module(x))
     [sub] = [node for node in program.exported.graph.nodes if "aten.sub" in str(node.target)]
     assert program.origins[sub.name] == "second"
+
+
+class Rows(nn.Module):
+    """As timm's EfficientFormer: positions of an image as rows, and layers that are added to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = nn.Conv2d(4, 8, 1), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x).sin().flatten(2).transpose(1, 2)
+        y = y + self.first(y.tanh())
+        return y + self.second(y.tanh())
+
+
+def test_rows_that_are_not_in_one_piece_are_subtracted() -> None:
+    """oneDNN of PyTorch 2.13 adds them by its reference kernel."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 2, 8)
+    options = {"backend": "inductor_x86", "calibration": [x], "slower": "keep"}
+    model = backquant.quantize(Rows().eval(), **options)
+    module = portable(model.graph_module, QDQRules())
+    program = made_fusible(export_program(module, (x,), {}, None))
+    targets = [str(node.target) for node in program.exported.graph.nodes]
+    assert (targets.count("aten.sub.Tensor"), targets.count("aten.add.Tensor")) == (1, 1)
+    torch.testing.assert_close(program.exported.module()(x), module(x))

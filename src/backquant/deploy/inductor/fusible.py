@@ -8,10 +8,12 @@ What it overlooks otherwise (torch 2.13, ``torch/_inductor/fx_passes/quantizatio
 3. a linear layer whose result is flattened to rows, as for a batch norm behind it: two reshapes become one,
    and the pattern has two.
 
-And two defects: the weight of a linear layer is packed in the order that it has in memory, so that one that
+And three defects: the weight of a linear layer is packed in the order that it has in memory, so that one that
 is stored transposed (GPT-2's) gives wrong numbers; all are laid out in the order of their axes. And a
 convolution adds its result to integers in place, and stops where these are a view of others (MobileViTv2's):
-such an addition is written as a difference, which gives the same floats and is not fused.
+such an addition is written as a difference, which gives the same floats and is not fused. A linear layer adds
+a value whose rows are not in one piece (an image's positions as rows, as in EfficientFormer) by a reference
+kernel of oneDNN, ten thousand times as slow: this is written as a difference as well.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ def made_fusible(program: Program) -> Program:
             _make_contiguous(_flatten_before(node))
     for node in graph.find_nodes(op="call_function", target=overload("add")):
         _subtract_views(node)
+    for node in graph.find_nodes(op="call_function", target=overload("add")):
+        _subtract_columns(node)
     graph.eliminate_dead_code()
     program.exported.graph_module.recompile()
     return Program(program.exported, origins_of_stacks(graph))
@@ -93,6 +97,25 @@ def _subtract_views(add: fx.Node) -> None:
             write = AtenCalls(add)
             replace(add, write.sub(conv, write.neg(other)))
             return
+
+
+def _subtract_columns(add: fx.Node) -> None:
+    """The third defect: what is added to a linear layer lies in memory column by column."""
+    for linear, other in (add.args, add.args[::-1]):
+        if not _is_quantized_linear(linear) or not isinstance(other, fx.Node) or add.kwargs:
+            continue
+        value = other.meta["val"]
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.stride(-1) != 1:
+            write = AtenCalls(add)
+            replace(add, write.sub(linear, write.neg(other)))
+            return
+
+
+def _is_quantized_linear(node: Any) -> bool:
+    while isinstance(node, fx.Node) and node.target in _RESHAPES:
+        node = node.args[0]
+    target = getattr(node, "target", None)
+    return target == overload("linear") and is_dequantize(node.args[0])
 
 
 def _flatten_before(linear: fx.Node) -> fx.Node:
