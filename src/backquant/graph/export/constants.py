@@ -41,8 +41,13 @@ class Constants:
         if not self._may(node):
             return None
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._value)
-        with torch.no_grad():
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        try:
+            with torch.no_grad():
+                value = node.target(*args, **kwargs)  # type: ignore[operator]
+        except RuntimeError:
+            if any(map(is_mapped, self._of(node))):
+                return None  # a run of the graph fails as well, and is told in our words
+            raise
         if isinstance(value, torch.Tensor) and value.numel() > _LARGE:
             read = sum(map(self._size, self._read(node)))
             if value.numel() > 2 * read:
@@ -65,9 +70,21 @@ class Constants:
     def _value(self, node: fx.Node) -> Any:
         return self._values[node] if node in self._values else _like(node)
 
+    def _of(self, node: fx.Node) -> list[Any]:
+        return [self._values.get(source) for source in node.all_input_nodes]
+
     def _size(self, node: fx.Node) -> int:
         value = self._values[node]
         return value.numel() if isinstance(value, torch.Tensor) else 0
+
+
+def is_mapped(value: Any) -> bool:
+    """Whether ``value`` is of a function that ``torch.vmap`` maps, which nothing outside of it can read.
+
+    >>> is_mapped(torch.zeros(1))
+    False
+    """
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 def _like(node: Any) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from backquant.graph.edit import NamePool
-from backquant.graph.export.constants import Constants
+from backquant.graph.export.constants import Constants, is_mapped
 from backquant.graph.export.leaves import Leaf
 from backquant.graph.export.opaque import TENSOR, OpaqueCall, opaque_operator
 from backquant.graph.export.scopes import place_of
@@ -108,7 +108,7 @@ class _Writer:
         if not path:
             path = self._names.take("constant_")
             # register_buffer would run the hook that PyTorch 2.12 leaves behind when an export failed
-            self._root._buffers[path] = value.detach()
+            self._root._buffers[path] = value.detach() if not is_mapped(value) else value
         return self._note(self._graph.get_attr(path), node)
 
     def _arguments(self, values: Any) -> Any:
