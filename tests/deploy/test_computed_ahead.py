@@ -59,3 +59,28 @@ def test_masks_written_region_by_region_are_constants(tmp_path) -> None:
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(tmp_path / "m.xml", "CPU", settings)
     assert torch.allclose(torch.from_numpy(compiled(x.numpy())[0]), quantized(x), atol=3e-2)
+
+
+class WrittenQueries(nn.Module):
+    """As DabDetr: a part of the queries is written into, and a product with the input reads them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries = x.new_zeros((x.shape[0], 5, 16))
+        queries[:, 1:3] = 0.5
+        return torch.matmul(queries + 0.25, x.transpose(1, 2))
+
+
+def test_what_a_product_reads_stays_rounded(tmp_path) -> None:
+    """A constant in float would leave the product in float."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 16)
+    quantized = backquant.quantize(
+        WrittenQueries().eval(),
+        x,
+        backend="onnxruntime",
+        calibration=[x],
+        capture="export",
+        slower="keep",
+    )
+    exported = backquant.export(quantized, tmp_path / "m.onnx", example_inputs=x)
+    assert exported.integer_share == 1.0

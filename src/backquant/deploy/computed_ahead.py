@@ -70,16 +70,23 @@ def compute_ahead(
 
 
 def _written(module: fx.GraphModule, known: Collection[fx.Node]) -> list[fx.Node]:
-    """The results of writes into known tensors that any other node reads."""
+    """The results of writes into known tensors that any other node reads, or that are rounded: a product
+    reads them as integers then."""
     made: set[fx.Node] = set()
     for node in module.graph.nodes:
-        if node in known and (_writes(node) or not made.isdisjoint(node.all_input_nodes)):
+        reads = not made.isdisjoint(node.all_input_nodes) and not _rounds(node)
+        if node in known and (_writes(node) or reads):
             made.add(node)
     return [
         node
         for node in module.graph.nodes
-        if node in made and any(user not in known and user.op != "output" for user in node.users)
+        if node in made
+        and any(user.op != "output" and (user not in known or _rounds(user)) for user in node.users)
     ]
+
+
+def _rounds(node: fx.Node) -> bool:
+    return "quantize_per_" in str(node.target)
 
 
 def _writes(node: fx.Node) -> bool:
