@@ -18,8 +18,8 @@ SOURCE = Path(backquant.__file__).parent
 ALLOWED = {
     "graph/einsum.py": "graph stands below operators: the equation that it writes as a product",
     "graph/export/constants.py": "graph stands below operators: what makes memory of a given dtype",
-    "graph/export/leaves.py": "graph stands below operators: the calls that recurrent modules make",
     "graph/export/lift.py": "graph stands below operators: reads of sizes, and of rows of a table",
+    "graph/export/recurrent_shapes.py": "graph stands below operators: what recurrent modules call",
     "graph/export/tidy.py": "what export adds: copies, casts, views that are written to",
     "graph/grouped.py": "graph stands below operators: the products that it writes as one linear layer",
     "graph/multiply_adds.py": "torch's flop registry goes by packets, below any spelling",

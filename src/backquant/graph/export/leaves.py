@@ -19,18 +19,12 @@ import torch
 from torch import fx, nn
 
 from backquant.graph.decompose import COMPOSED
+from backquant.graph.export.recurrent_shapes import RECURRENT
 from backquant.graph.export.scopes import Place, place_of
 from backquant.graph.export.tidy import SCATTER
 from backquant.graph.hooks import has_hooks
 from backquant.graph.mutation import is_view
 from backquant.graph.tracer import is_leaf
-
-_aten = torch.ops.aten
-_RECURRENT = (
-    *(_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input),
-    *(_aten.lstm_cell.default, _aten.gru_cell.default),
-    *(_aten.rnn_tanh_cell.default, _aten.rnn_relu_cell.default),
-)
 
 
 @dataclass(frozen=True)
@@ -124,7 +118,7 @@ def _state(module: nn.Module, nodes: list[fx.Node], read: set[fx.Node]) -> tuple
     """The state that a recurrent layer or cell is given from elsewhere, and reads as nothing else."""
     if not isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return ()
-    calls = [node for node in nodes if node.target in _RECURRENT]
+    calls = [node for node in nodes if node.target in RECURRENT]
     if len(calls) != 1:
         return ()
     value, given = calls[0].args[:2]

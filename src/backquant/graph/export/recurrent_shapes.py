@@ -16,6 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _aten = torch.ops.aten
 _LAYERS = (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input)
+#: The calls that recurrent modules make: of layers, over all steps, and of cells.
+RECURRENT = (
+    *_LAYERS,
+    *(_aten.lstm_cell.default, _aten.gru_cell.default),
+    *(_aten.rnn_tanh_cell.default, _aten.rnn_relu_cell.default),
+)
 
 
 @contextmanager
