@@ -7,10 +7,11 @@ import pytest
 import torch
 from tests.accuracy.conftest import Block, Case
 from tests.snapshots import compare as snapshot
+from torch import nn
 
 import backquant
 from backquant.accuracy.figures import ErrorSums
-from backquant.errors import BackquantError
+from backquant.errors import BackquantError, CalibrationError
 
 
 @pytest.mark.parametrize("capture", ["trace", "export"])
@@ -94,3 +95,29 @@ def test_the_model_is_not_changed() -> None:
     backquant.compare(model, quantized, [x], metric=lambda found: float(found(x).mean()))
     assert model.training and all(module.training for module in model.modules())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+class Masked(nn.Module):
+    """A mask that is added in float, behind what is quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.layer(x) + mask, -1)
+
+
+def test_infinite_values_are_refused_where_they_are_rounded_alone() -> None:
+    torch.manual_seed(0)
+    model, mask = Masked().eval(), torch.zeros(4, 8)
+    mask[:, 6:] = -torch.inf
+    data = [(torch.randn(4, 8), mask) for _ in range(4)]
+    quantized = backquant.quantize(model, calibration=data, slower="keep")
+    assert backquant.compare(model, quantized, data).sqnr > 20
+    assert len(backquant.sensitivity(model, calibration=data, data=data).groups) == 1
+    endless = torch.full((4, 8), torch.inf), mask
+    with pytest.raises(CalibrationError, match="'x' of batch 1 holds 0 NaN and 32 infinite"):
+        backquant.compare(model, quantized, [data[0], endless])
+    with pytest.raises(CalibrationError, match="'x' of batch 1 holds 0 NaN and 32 infinite"):
+        backquant.sensitivity(model, calibration=data, data=[data[0], endless])

@@ -24,6 +24,7 @@ from backquant.calibrate import Progress
 from backquant.lower.kernels.engine_setting import running
 from backquant.runtime import QuantizedModel
 from backquant.runtime.as_integers import as_integers
+from backquant.runtime.input_guard import quantized_inputs
 
 
 def compared(
@@ -37,10 +38,11 @@ def compared(
     Raises ``InputError`` for a batch that does not fit.
     """
     run = _Comparing(float_graph, quantized)
+    measured = {one.name.lstrip("*") for one in quantized_inputs(quantized.graph_module)}
     total = len(batches) if isinstance(batches, Sized) else None
     for index, batch in enumerate(batches):
         with torch.no_grad(), running():
-            run.batch(placeholders(float_graph, batch, index))
+            run.batch(placeholders(float_graph, batch, index, measured))
         if progress is not None:
             progress(index + 1, total)
     return run.result()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
 from torch import fx
 from torch.fx.node import map_arg
 
-from backquant.calibrate.inputs import bound_arguments, check_values, measured_inputs
+from backquant.calibrate.inputs import bound_arguments, check_values
 from backquant.errors import InputError, first_line
 
 
@@ -34,8 +34,11 @@ def run_node(module: fx.GraphModule, node: fx.Node, value: Callable[[fx.Node], A
     return target(*args, **kwargs)
 
 
-def placeholders(module: fx.GraphModule, batch: Any, index: int) -> dict[str, Any]:
-    """What the inputs of the graph are for a batch, by the name of the node.
+def placeholders(
+    module: fx.GraphModule, batch: Any, index: int, measured: Collection[str] | None = None
+) -> dict[str, Any]:
+    """What the inputs of the graph are for a batch, by the name of the node. ``measured``: those that are
+    quantized, in which infinite values are refused (``measured_inputs``); ``None``: all.
 
     Raises ``InputError`` when it does not fit, ``CalibrationError`` when it holds values that are not finite.
 
@@ -44,7 +47,7 @@ def placeholders(module: fx.GraphModule, batch: Any, index: int) -> dict[str, An
     """
     _ = module.code  # whose signature is that of the model
     bound = bound_arguments(module, batch, index)
-    check_values(bound, index, measured_inputs(module))
+    check_values(bound, index, measured)
     bound.apply_defaults()
     found: dict[str, Any] = {}
     for node in module.graph.nodes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from backquant.accuracy.figures import (
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.reference_run import Plan, Run
 from backquant.calibrate.group import ALONE, Ranks, divided
+from backquant.calibrate.inputs import measured_inputs
 from backquant.calibrate.packed import PackedConvolutions
 from backquant.convert import ReferenceModel
 from backquant.graph import as_arguments
@@ -46,13 +46,12 @@ class FloatOutputs:
         >>> FloatOutputs(model, [torch.ones(1, 2)]).loss(model, "comparing")
         0.0
         """
-
         outputs = _caller(module)
 
         def errors(place: int) -> list[ErrorSums]:
             found: list[ErrorSums] = []
             with torch.no_grad():
-                made = outputs(self._batches[place])
+                made = outputs(self._batches[place], place)
                 add_errors(found, self._of_batch(place), made)
             return found
 
@@ -69,12 +68,11 @@ class FloatOutputs:
         >>> FloatOutputs(model, [torch.ones(3, 2)]).losses(model, "comparing").tolist()
         [0.0, 0.0, 0.0]
         """
-
         outputs = _caller(module)
 
         def powers(place: int) -> list[list[float]]:
             with torch.no_grad():
-                made = outputs(self._batches[place])
+                made = outputs(self._batches[place], place)
             return _of_outputs(self._of_batch(place), made).tolist()
 
         found = list(divided(self._ranks, doing, range(len(self._batches)), powers))
@@ -121,14 +119,16 @@ def _losses(tables: list[torch.Tensor]) -> torch.Tensor:
     return shares.mean(0)
 
 
-def _caller(module: nn.Module) -> Callable[[Any], list[torch.Tensor]]:
-    """What gives the outputs of ``module`` for a batch; of a reference model in less time."""
+def _caller(module: nn.Module) -> Callable[[Any, int], list[torch.Tensor]]:
+    """What gives the outputs of ``module`` for a batch and its number; of a reference model in less time."""
     if not isinstance(module, ReferenceModel):
-        return partial(_outputs, module)
+        return lambda batch, _: _outputs(module, batch)
     plan, packed = Plan(module), PackedConvolutions.of_reference(module)
+    measured = measured_inputs(module)
 
-    def outputs(batch: Any) -> list[torch.Tensor]:
-        return packed.calling(lambda: Run(module, plan, placeholders(module, batch, 0)).outputs())
+    def outputs(batch: Any, index: int) -> list[torch.Tensor]:
+        inputs = placeholders(module, batch, index, measured)
+        return packed.calling(lambda: Run(module, plan, inputs).outputs())
 
     return outputs
 

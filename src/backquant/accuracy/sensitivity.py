@@ -28,7 +28,6 @@ from backquant.accuracy.figures import (
     loss_of,
     merge_errors,
 )
-from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.twin import Twin, Walk
 from backquant.calibrate import Progress
 from backquant.calibrate.group import ALONE, Ranks, in_turn
@@ -139,7 +138,7 @@ def sensitivities(
     for index, batch in enumerate(batches):
         if index >= losses.batches:
             with torch.no_grad():
-                _add(twin, placeholders(twin.float_graph, batch, index), losses)
+                _add(twin, twin.inputs(batch, index), losses)
             losses.batches = index + 1
             if state is not None:
                 state.write(losses)
@@ -156,7 +155,7 @@ def _of_ranks(
     for index, batch in enumerate(batches):
         one = _Losses(1)
         with torch.no_grad():
-            _add(twin, placeholders(twin.float_graph, batch, index), one)
+            _add(twin, twin.inputs(batch, index), one)
         own.append(one)
         ranks.alive()
         if progress is not None:

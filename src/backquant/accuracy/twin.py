@@ -20,7 +20,8 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from backquant.accuracy.nodes import last_uses, run_node
+from backquant.accuracy.nodes import last_uses, placeholders, run_node
+from backquant.calibrate.inputs import measured_inputs
 from backquant.convert import reference_state
 from backquant.match.plan import MatchKind
 from backquant.prepare import Record, unobserved
@@ -49,6 +50,7 @@ class Twin:
         self.float_graph = unobserved(prepared)
         self.reference = reference
         self.record: Record = reference_state(reference)
+        self.measured = measured_inputs(reference)
         self.nodes = list(self.float_graph.graph.nodes)
         self.names = frozenset(node.name for node in self.nodes)
         self.twins = {node.name: node for node in reference.graph.nodes}
@@ -62,6 +64,10 @@ class Twin:
         self.rounded = self._rounded()
         self.place = {node.name: index for index, node in enumerate(self.nodes)}
         self.last = last_uses((node.name, self._reads(node)) for node in self.nodes)
+
+    def inputs(self, batch: Any, index: int) -> dict[str, Any]:
+        """``placeholders`` of both graphs."""
+        return placeholders(self.float_graph, batch, index, self.measured)
 
     def first(self, group: int) -> int:
         """The position of the first operator of a group."""

@@ -99,9 +99,8 @@ class PackedConvolutions:
                     return call()
             except BackquantError:
                 raise
-            except (
-                Exception
-            ):  # it may be the order of memory: again without, which says what else it is
+            except Exception:
+                # It may be the order of memory: again without, which says what else it is.
                 self._calls.clear()
                 self.forget()
         return call()

@@ -28,6 +28,7 @@ from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.outputs import losses_of
 from backquant.accuracy.recipes.bench import helps
 from backquant.accuracy.reference_run import Plan, Run
+from backquant.calibrate.inputs import measured_inputs
 from backquant.graph.clone import with_own_buffers
 
 #: The share of the loss that a correction must take away.
@@ -69,11 +70,12 @@ def corrected_biases(
         return None
     with torch.no_grad(), with_own_buffers(reference):
         plan = Plan(reference)
-        inputs = [placeholders(prepared, seen.batch, 0) for seen in judging]
+        measured = measured_inputs(prepared)
+        inputs = [placeholders(prepared, seen.batch, 0, measured) for seen in judging]
         plain, every = ([Run(reference, plan, one) for one in inputs] for _ in range(2))
         fitted: list[Run] = []
         if len(fitting) > 1:
-            inputs = [placeholders(prepared, seen.batch, 0) for seen in fitting]
+            inputs = [placeholders(prepared, seen.batch, 0, measured) for seen in fitting]
             fitted = [Run(reference, plan, one) for one in inputs]
         inner: list[Run] = []
         biases: dict[str, torch.Tensor] = {}

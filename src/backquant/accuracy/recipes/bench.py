@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from backquant.accuracy.figures import decibels
-from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.outputs import FloatOutputs
 from backquant.accuracy.recipes.draft import Change, Draft, Together
 from backquant.accuracy.recipes.reads import HeldReads
@@ -111,7 +110,7 @@ class Bench:
     ) -> Iterator[Walk]:
         """A walk over each batch to fit on, or of ``batches``."""
         for index, batch in enumerate(self.fitting if batches is None else batches):
-            yield Walk(twin, placeholders(twin.float_graph, batch, index), quantized)
+            yield Walk(twin, twin.inputs(batch, index), quantized)
 
     def kept(
         self, draft: Draft, changes: Sequence[Change | Together], before: Losses

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from backquant.accuracy.figures import float_tensors
 from backquant.accuracy.grid import columns
-from backquant.accuracy.nodes import last_uses, placeholders, run_node
+from backquant.accuracy.nodes import last_uses, run_node
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft, Together, weighted_part
 from backquant.accuracy.recipes.layers import Layer, layers_of
@@ -69,7 +69,7 @@ class _Sides:
         reads = ((node.name, [n.name for n in node.all_input_nodes]) for node in self.nodes)
         self.last = last_uses(reads)
         self.depends = self._dependent()
-        given = (placeholders(twin.float_graph, b, i) for i, b in enumerate(bench.fitting))
+        given = (twin.inputs(b, i) for i, b in enumerate(bench.fitting))
         self.values = [(dict(inputs), dict(inputs)) for inputs in given]
         self.spread: dict[str, float] = {}
         self.opened: set[str] = set()

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from backquant.accuracy.figures import ErrorSums, add_errors, bounded_loss, float_tensors
-from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.recipes.ranges import rounded
 from backquant.accuracy.twin import Twin, Walk
 from backquant.dtypes import ObservedQParams
@@ -47,7 +46,7 @@ def losses_alone(
     steps += [(twin.place[name] + 1, False, i) for i, name in enumerate(values) if name in qparams]
     found = [0.0] * len(units), [0.0] * len(values)
     with torch.no_grad():
-        inputs = placeholders(twin.float_graph, batch, 0)
+        inputs = twin.inputs(batch, 0)
         wanted = float_tensors(Walk(twin, inputs, lambda _: False).output())
         walk = Walk(twin, inputs, lambda _: False)
         for first, is_unit, place in sorted(steps):

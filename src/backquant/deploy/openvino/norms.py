@@ -15,29 +15,13 @@ import numpy as np
 from backquant.deploy.onnx.initializers import add_initializer
 
 _NORMS = frozenset(
-    [
-        *("GroupNormalization", "InstanceNormalization", "LayerNormalization"),
-        "MeanVarianceNormalization",
-    ]
+    "GroupNormalization InstanceNormalization LayerNormalization MeanVarianceNormalization".split()  # noqa: SIM905
 )
 #: Operators that OpenVINO takes a scale through.
 _PASSED = frozenset(
-    [
-        *(
-            "Reshape",
-            "Transpose",
-            "Flatten",
-            "Squeeze",
-            "Unsqueeze",
-            "Slice",
-            "Gather",
-            "Split",
-            "Identity",
-        ),
-        *("Concat", "Expand", "Pad", "Tile", "MaxPool", "Relu", "Clip", "PRelu", "LeakyRelu"),
-        *("AveragePool", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "DepthToSpace"),
-        *("SpaceToDepth", "Mul", "Div"),
-    ]
+    "Reshape Transpose Flatten Squeeze Unsqueeze Slice Gather Split Identity Concat Expand Pad Tile "  # noqa: SIM905
+    "MaxPool Relu Clip PRelu LeakyRelu AveragePool ReduceMax ReduceMean ReduceMin ReduceSum "
+    "DepthToSpace SpaceToDepth Mul Div".split()
 )
 _SCALED = frozenset({"MatMul", "Conv", "ConvTranspose", "Gemm", "DequantizeLinear"})
 _LEAST = np.finfo(np.float32).min

@@ -6,9 +6,8 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -41,11 +40,14 @@ def plain_comparisons() -> Iterator[None]:
     True
     """
     thread = threading.get_ident()
-    with ExitStack() as replaced:
-        for name in _COMPARISONS:
-            plain = _plain(getattr(torch.SymInt, name), thread)
-            replaced.enter_context(mock.patch.object(torch.SymInt, name, plain))
+    originals = {name: getattr(torch.SymInt, name) for name in _COMPARISONS}
+    try:
+        for name, original in originals.items():
+            setattr(torch.SymInt, name, _plain(original, thread))
         yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch.SymInt, name, original)
 
 
 def _plain(original: Callable[[Any, Any], Any], thread: int) -> Callable[[Any, Any], Any]:
