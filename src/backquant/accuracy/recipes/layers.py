@@ -40,6 +40,11 @@ class Layer:
         return int(getattr(self.float_part, "groups", 1))
 
     @property
+    def transposed(self) -> bool:
+        """Whether it is a transposed convolution."""
+        return isinstance(self.float_part, _TRANSPOSED)
+
+    @property
     def weight(self) -> torch.Tensor:
         """The float weight."""
         found: torch.Tensor = self.float_part.weight.detach()

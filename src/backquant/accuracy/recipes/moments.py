@@ -28,10 +28,8 @@ def bias_correction(draft: Draft, bench: Bench) -> Iterator[Change]:
     Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019
     (arXiv 1906.04721), appendix D, the empirical form.
     """
-    for layer, wanted, found in _moments(draft, bench, transposed=True):
-        corrected = _bias(layer) + (wanted.mean - found.mean).float()
-        _set_bias(layer, corrected)
-        yield Change(layer.path, bias=corrected)
+    for layer, wanted, found in _moments(draft, bench):
+        yield _moved(layer, wanted, found)
 
 
 def batch_norm(draft: Draft, bench: Bench) -> Iterator[Change]:
@@ -39,14 +37,24 @@ def batch_norm(draft: Draft, bench: Bench) -> Iterator[Change]:
     behind the layer would whose statistics are those of the quantized model, folded into weight and bias.
 
     Integers of weights that have a scale for each channel stay what they are; others are rounded anew. A
-    channel is scaled by a half to 2. Source: Sun et al., "Hybrid 8-bit Floating Point (HFP8) Training and
-    Inference for Deep Neural Networks", 2019 (statistics of batch norms are tuned anew for inference).
+    channel is scaled by a half to 2; those of transposed convolutions, which have one scale as a rule, get
+    the mean alone. Source: Sun et al., "Hybrid 8-bit Floating Point (HFP8) Training and Inference for Deep
+    Neural Networks", 2019 (statistics of batch norms are tuned anew for inference).
     """
     for layer, wanted, found in _moments(draft, bench):
+        if layer.transposed:
+            yield _moved(layer, wanted, found)
+            continue
         ratio = (wanted.variance / found.variance.clamp(min=1e-30)).sqrt().clamp(1 / _MOST, _MOST)
         ratio = torch.where(wanted.variance > 0, ratio, torch.ones_like(ratio))
         bias = wanted.mean - ratio * (found.mean - _bias(layer).double())
         yield _scaled(layer, ratio.float(), bias.float())
+
+
+def _moved(layer: Layer, wanted: _Moments, found: _Moments) -> Change:
+    bias = _bias(layer) + (wanted.mean - found.mean).float()
+    _set_bias(layer, bias)
+    return Change(layer.path, bias=bias)
 
 
 def _scaled(layer: Layer, ratio: Tensor, bias: Tensor) -> Change:
@@ -79,16 +87,14 @@ class _Moments:
     variance: Tensor
 
 
-def _moments(
-    draft: Draft, bench: Bench, *, transposed: bool = False
-) -> Iterator[tuple[Layer, _Moments, _Moments]]:
+def _moments(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, _Moments, _Moments]]:
     """Each layer that is called once, with its results in the float model and in the quantized one: in the
     order of the graph, so that what is done to a layer counts for those behind it.
 
     Walks over all batches wait at each layer for the others. Of batches that would take much memory so, some
     are taken."""
     twin = draft.twin()
-    layers = {layer.nodes[0].name: layer for layer in layers_of(twin, transposed=transposed)}
+    layers = {layer.nodes[0].name: layer for layer in layers_of(twin, transposed=True)}
     layers = {name: layer for name, layer in layers.items() if len(layer.nodes) == 1}
     batches = _spread(bench, twin, list(layers.values()))
     in_float = list(bench.walks(twin, lambda _: False, batches))
