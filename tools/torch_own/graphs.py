@@ -190,7 +190,7 @@ def _of_kernel(module: KernelModule) -> tuple[str, ...]:
     if kind == "QuantizedCell":
         return (f"dynamic {config.kind.split('_')[0]}_cell",)
     if kind == "BatchNorm":
-        return (module.name.replace(".", " "),)
+        return (f"quantized {module.name.partition('.')[2]}",)
     if kind == "Norm":
         return (f"quantized {config.kind}_norm",)
     return (f"quantized {re.sub('(?<!^)(?=[A-Z])', '_', kind.removeprefix('Quantized')).lower()}",)
