@@ -299,6 +299,8 @@ def test_a_recipe_leaves_layers_that_cost_too_much(tmp_path: Path) -> None:
         "most_inputs: 0",
         "most_inputs: true",
         "most_imputs: 9",
+        "samples: 0",
+        "samples: true",
         "sample_decibels: true",
         "sample_decibels: -1",
         "sample_decibels: .inf",
@@ -307,9 +309,28 @@ def test_a_recipe_leaves_layers_that_cost_too_much(tmp_path: Path) -> None:
 def test_a_recipe_has_no_other_fields(tmp_path: Path, field: str) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"{{name: mine, steps: [gptq], {field}}}")
-    refused = r"most_inputs is|sample_decibels is|a recipe has no 'most_imputs'"
+    refused = r"most_inputs is|samples is|sample_decibels is|a recipe has no 'most_imputs'"
     with pytest.raises(UsageError, match=refused):
         recipe_of(mine)
+
+
+def test_a_recipe_takes_no_more_samples_than_it_says(tmp_path: Path) -> None:
+    """Where they are large: of 250,000 values each, 8 are twice what is asked for."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("{name: mine, steps: [gptq], samples: 8}")
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, stride=5)).eval()
+    data = [torch.randn(2, 1, 500, 500) for _ in range(8)]
+    ready = CalibrationCall(backquant.get_backend_config("x86"), None).calibrated(model, None, data)
+    draft = Draft(ready.prepared, ready.conversion)
+    recipe = recipe_of(mine)
+    held = [
+        len(Bench(draft, data, samples=samples).held)
+        for samples in (recipe.samples, recipe.samples // 2)
+    ]
+    assert held == [4, 4]  # four batches at least
+    assert len(Bench(draft, data, samples=12).held) == 6 and len(Bench(draft, data).held) == 8
+    assert recipe.to_dict() == {"name": "mine", "steps": ["gptq"], "samples": 8}
+    assert recipe_of("better").samples < recipe_of("best").samples
 
 
 def test_a_recipe_scales_more_layers_sample_by_sample(tmp_path: Path) -> None:

@@ -27,7 +27,12 @@ from backquant.prepare import unobserved
 
 #: Batches that are held; more add little to what sums over them say.
 MOST_BATCHES = 64
-_SAMPLES_HELD, _VALUES_HELD, _FEWEST = 64, 8_000_000, 4  # samples and their values, batches
+#: Samples that steps fit and judge on, where a recipe says nothing else.
+ENOUGH_SAMPLES = 64
+_VALUES, _FEWEST = (
+    125_000,
+    4,
+)  # for each of these samples (a picture of 224 by 224 has 150,528); batches
 _SAMPLES = 8  # whose differences say something
 _TRIALS = 8
 
@@ -61,7 +66,7 @@ class Bench:
     """The data and the float outputs for one model.
 
     In a process group all ranks hold the same data, and divide the batches on which a draft is judged.
-    ``most_inputs``: see ``Recipe``.
+    ``most_inputs``, ``samples``: see ``Recipe``.
     """
 
     def __init__(
@@ -70,9 +75,11 @@ class Bench:
         batches: Iterable[Any],
         ranks: Ranks = ALONE,
         most_inputs: int | None = None,
+        samples: int = ENOUGH_SAMPLES,
     ) -> None:
         self.ranks, self.most_inputs, self.reads = ranks, most_inputs, HeldReads()
-        self.held = held = list(enough(held_by_all(ranks, enough(batches), MOST_BATCHES)))
+        every = held_by_all(ranks, enough(batches, samples), MOST_BATCHES)
+        self.held = held = list(enough(every, samples))
         last = max(1, len(held) // 4) if len(held) > 1 else 0
         self.fitting = held[: len(held) - last]
         self.judging = held[len(held) - last :] or held
@@ -141,9 +148,8 @@ def _together(change: Change | Together) -> Together:
     return (change,) if isinstance(change, Change) else change
 
 
-def enough(batches: Iterable[Any]) -> Iterator[Any]:
-    """The first of ``batches``: as many as hold 64 samples and 8 million values (64 pictures of 224 by 224),
-    4 at least.
+def enough(batches: Iterable[Any], samples: int = ENOUGH_SAMPLES) -> Iterator[Any]:
+    """The first of ``batches``: as many as hold ``samples`` and 125,000 values for each of these, 4 at least.
 
     >>> len(list(enough([torch.ones(1).expand(32, 1_000_000)] * 9)))
     4
@@ -151,12 +157,14 @@ def enough(batches: Iterable[Any]) -> Iterator[Any]:
     8
     >>> len(list(enough([torch.ones(8, 10)] * 9)))
     9
+    >>> len(list(enough([torch.ones(1).expand(4, 1_000_000)] * 9, samples=16)))
+    4
     """
-    samples = values = 0
+    found = values = 0
     for count, batch in enumerate(batches, 1):
         yield batch
-        samples, values = samples + samples_of(batch), values + values_in(batch)
-        if samples >= _SAMPLES_HELD and values >= _VALUES_HELD and count >= _FEWEST:
+        found, values = found + samples_of(batch), values + values_in(batch)
+        if found >= samples and values >= samples * _VALUES and count >= _FEWEST:
             return
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import yaml
 
+from backquant.accuracy.recipes.bench import ENOUGH_SAMPLES
 from backquant.accuracy.recipes.steps import STEPS
 from backquant.errors import UsageError, did_you_mean
 
-_FIELDS = {"name", "steps", "most_inputs", "biases", "sample_decibels"}
+_FIELDS = {"name", "steps", "most_inputs", "samples", "biases", "sample_decibels"}
 BUILT_IN = ("default", "none", "better", "best")
 
 
@@ -24,7 +25,8 @@ class Recipe:
     """A name, and the steps in order.
 
     ``most_inputs``: of an output of a layer whose weights are rounded or clipped; wider layers, of which that
-    costs the cube, are left as they are. ``None``: no limit. ``biases``: whether biases are corrected by what
+    costs the cube, are left as they are. ``None``: no limit. ``samples``: how many of the data steps fit and
+    judge on; more where they are small. ``biases``: whether biases are corrected by what
     is seen while the model is calibrated, where that costs little. ``sample_decibels``: layers of which the
     quietest samples have less over the noise of rounding are scaled sample by sample; ``None``: as without.
 
@@ -35,16 +37,18 @@ class Recipe:
     name: str
     steps: tuple[str, ...] = ()
     most_inputs: int | None = None
+    samples: int = ENOUGH_SAMPLES
     biases: bool = False
     sample_decibels: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as a file holds it."""
         limit = {} if self.most_inputs is None else {"most_inputs": self.most_inputs}
+        part = {} if self.samples == ENOUGH_SAMPLES else {"samples": self.samples}
         biases = {"biases": True} if self.biases else {}
         least = self.sample_decibels
-        samples = {} if least is None else {"sample_decibels": least}
-        return {"name": self.name, "steps": list(self.steps), **limit, **biases, **samples}
+        ranges = {} if least is None else {"sample_decibels": least}
+        return {"name": self.name, "steps": list(self.steps), **limit, **part, **biases, **ranges}
 
 
 def recipe_of(given: str | os.PathLike[str] | Sequence[str]) -> Recipe:
@@ -90,12 +94,15 @@ def _read(text: str, where: str) -> Recipe:
         raise _refused(f"a recipe has no {unknown[0]!r}", where)
     if most is not None and (type(most) is not int or most < 1):
         raise _refused(f"most_inputs is {most!r}", where, "most_inputs: 4096")
+    samples = data.get("samples", ENOUGH_SAMPLES)
+    if type(samples) is not int or samples < 1:
+        raise _refused(f"samples is {samples!r}", where, f"samples: {ENOUGH_SAMPLES}")
     if type(biases) is not bool:
         raise _refused(f"biases is {biases!r}", where, "biases: true")
     least = data.get("sample_decibels")
     if least is not None and (type(least) not in (int, float) or not 0 <= least < math.inf):
         raise _refused(f"sample_decibels is {least!r}", where, "sample_decibels: 33")
-    return _checked(Recipe(data["name"], tuple(steps), most, biases, least), where)
+    return _checked(Recipe(data["name"], tuple(steps), most, samples, biases, least), where)
 
 
 def _checked(recipe: Recipe, where: str) -> Recipe:

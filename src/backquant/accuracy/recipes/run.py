@@ -58,7 +58,7 @@ def followed(
     Raises ``CalibrationError`` and ``InputError`` as calibration does.
     """
     draft = draft.settled()
-    bench = Bench(draft, batches, ranks, recipe.most_inputs)
+    bench = Bench(draft, batches, ranks, recipe.most_inputs, recipe.samples)
     losses, results = bench.losses(draft), []
     for position, name in enumerate(recipe.steps):
         before, start = losses.total, time.monotonic()
