@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
 from backquant.deploy.decomposed import decomposed_for_runtimes
+from backquant.deploy.masked_writes import choose_where_masked
 from backquant.deploy.program import Program, export_program
 from backquant.dtypes import Granularity, is_quantized
 from backquant.match.plan import MatchKind, Plan
@@ -69,9 +70,8 @@ class ExportJob:
 
         Made once. Raises ``CaptureError`` when it cannot be captured, or not with these dynamic shapes.
         """
-        return decomposed_for_runtimes(
-            export_program(self.module, self.args, dict(self.kwargs), self.dynamic_shapes)
-        )
+        captured = export_program(self.module, self.args, dict(self.kwargs), self.dynamic_shapes)
+        return choose_where_masked(decomposed_for_runtimes(captured))
 
 
 def expected_operators(
