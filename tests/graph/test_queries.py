@@ -155,3 +155,41 @@ def test_what_is_computed_from_the_rank_is_not_observed(read) -> None:
     x, mapping = torch.randn(2, 3, 4), backquant.get_default_qat_qconfig_mapping("x86")
     prepared = backquant.prepare_qat_fx(Mean(), mapping, (x,), backend_config="x86")
     assert prepared(x).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("fill", "is_tensor"),
+    [
+        (lambda n: torch.ops.aten.zeros.default([n, 3]), True),
+        (lambda n: torch.ops.aten.ones.default([n], dtype=torch.float32), True),
+        (lambda n: torch.ops.aten.full.default([n], 0.0), True),
+        (lambda n: torch.ops.aten.full.default([n], 0), False),
+        (lambda n: torch.ops.aten.full.default([n], 0, dtype=torch.float32), True),
+        (lambda n: torch.ops.aten.zeros.default([n], dtype=torch.bool), False),
+        (torch.ops.aten.arange.default, False),
+    ],
+)
+def test_exported_graphs_fill_tensors(fill: Any, is_tensor: bool) -> None:
+    gm = fx.symbolic_trace(lambda x: fill(x.size(0)))
+    index = GraphIndex(gm)
+    [made] = (node for node in gm.graph.nodes if node.op == "call_function")
+    assert index.has_no_tensors(made) is not is_tensor
+
+
+def test_zeros_that_a_product_reads_are_rounded() -> None:
+    """A recurrent attention begins with such a state (MiniMax); the product counted as quantized."""
+
+    class State(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, state = self.query(x), torch.zeros(x.shape[0], 8, 8).to(x)
+            return query @ state + query @ self.key(x).transpose(1, 2)
+
+    x = torch.randn(2, 8, 8)
+    made = backquant.quantize(State().eval(), x, backend="onnxruntime", calibration=[x])
+    products = [node for node in made.graph_module.graph.nodes if node.target is torch.matmul]
+    assert len(products) == 2
+    assert all("dequantize" in str(a.target) for node in products for a in node.args)

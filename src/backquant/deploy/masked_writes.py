@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from backquant.deploy.edits import AtenCalls, replace
@@ -27,7 +26,7 @@ def choose_where_masked(program: Program) -> Program:
     >>> class Hidden(torch.nn.Module):
     ...     def forward(self, x, mask, value): return torch.ops.aten.index_put(x, [None, mask], value)
     >>> values = torch.ones(2, 3, 4), torch.ones(3, dtype=torch.bool), torch.zeros(())
-    >>> made = export_program(fx.symbolic_trace(Hidden()), values, {}, None)
+    >>> made = export_program(torch.fx.symbolic_trace(Hidden()), values, {}, None)
     >>> [node.name for node in choose_where_masked(made).exported.graph.nodes if node.op == "call_function"]
     ['unsqueeze_default', 'where_self']
     """

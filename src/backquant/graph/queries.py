@@ -154,7 +154,8 @@ class GraphIndex:
         The rules are PyTorch's (``all_node_args_have_no_tensors``), for equal decisions: not
         exact, ``False`` in doubt. What is no node has none. Where PyTorch's observe numbers, and fail
         (``x.shape[-1] ** -0.5``), these see Python's arithmetic; random numbers are no constants
-        (``torch.randn(x.size(0), 2)``).
+        (``torch.randn(x.size(0), 2)``), and what exported graphs fill with floats (``aten.zeros``) is a
+        tensor.
         """
         return self._no_tensors[value] if isinstance(value, fx.Node) else True
 
@@ -173,7 +174,7 @@ class GraphIndex:
             return True
         if getattr(node.target, "__module__", "") in _PYTHON and node.all_input_nodes:
             return all(map(self.has_no_tensors, node.all_input_nodes))
-        if is_random(getattr(node.target, "__name__", "")):
+        if is_random(getattr(node.target, "__name__", "")) or _fills_with_floats(node):
             return False
         return bool(node.args) and not any(map(self._may_hold_tensor, node.args))
 
@@ -183,6 +184,20 @@ class GraphIndex:
         if isinstance(argument, fx.Node):
             return not self.has_no_tensors(argument)
         return not isinstance(argument, int)
+
+
+_FILLED = frozenset({"zeros", "ones", "full"})
+
+
+def _fills_with_floats(node: fx.Node) -> bool:
+    """Whether a node of an exported graph makes a tensor of floats of one number."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target._opname not in _FILLED:
+        return False
+    dtype = node.kwargs.get("dtype")
+    if isinstance(dtype, torch.dtype):
+        return dtype.is_floating_point
+    return target._opname != "full" or isinstance(node.args[1], float)
 
 
 def nodes_in(value: Any) -> Iterator[fx.Node]:
