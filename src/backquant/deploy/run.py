@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from backquant.deploy.exported import Exported, Written
 from backquant.deploy.files import staged
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.target import Target
+from backquant.deploy.unread import unread_nodes
 from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
 from backquant.files import check_room
 from backquant.match.plan import Reason
@@ -103,12 +104,15 @@ def check_operators(job: ExportJob, target: Target) -> None:
 
 
 def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> Exported:
-    """An operator without multiply-adds that no kernel names was merged into its neighbours."""
+    """An operator without multiply-adds that no kernel names was merged into its neighbours. One with some
+    that no kernel names, and whose values nobody reads, is in no file, and was not expected in it."""
     reasons = {reason.node: reason for reason in written.left_in_float}
     integer_nodes = {node for use in written.kernels if use.integer for node in use.nodes}
     named = {node for use in written.kernels for node in use.nodes} | set(reasons)
     on_integers, left = [], []
-    for operator in job.expected:
+    unread = unread_nodes(job.module.graph) - named
+    expected = [operator for operator in job.expected if not unread.issuperset(operator.nodes)]
+    for operator in expected:
         gone = not operator.multiply_adds and not named.intersection(operator.nodes)
         if gone or integer_nodes.intersection(operator.nodes):
             on_integers.append(operator)
@@ -122,9 +126,9 @@ def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> E
         kernels=written.kernels,
         left_in_float=tuple(left),
         undelegated=written.undelegated,
-        expected=len(job.expected),
+        expected=len(expected),
         integer=len(on_integers),
-        integer_share=_share(done, job, not left),
+        integer_share=_share(done, job, unread, not left),
         uncounted=job.uncounted,
         means=written.means,
     )
@@ -141,9 +145,9 @@ def _done(
     return sum(count for node, count in costs.items() if node in integer_nodes)
 
 
-def _share(done: int, job: ExportJob, complete: bool) -> float:
-    """The share of all multiply-adds; where nothing multiplies, all or nothing."""
-    total = sum(job.multiply_adds.values())
+def _share(done: int, job: ExportJob, unread: Collection[str], complete: bool) -> float:
+    """The share of all multiply-adds that are computed; where nothing multiplies, all or nothing."""
+    total = sum(count for node, count in job.multiply_adds.items() if node not in unread)
     if job.uncounted:
         return math.nan
     return done / total if total else float(complete)
