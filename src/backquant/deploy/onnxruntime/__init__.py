@@ -10,6 +10,7 @@ from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.names import origins_of
 from backquant.deploy.onnxruntime.clips import clip_integers
+from backquant.deploy.onnxruntime.float_clips import show_products
 from backquant.deploy.onnxruntime.lowbit import use_group_kernels
 from backquant.deploy.onnxruntime.lstm import use_lstm_kernels
 from backquant.deploy.onnxruntime.outputs import keep_outputs
@@ -45,6 +46,7 @@ class OnnxRuntimeTarget:
 
         model = onnx_model(job)
         clip_integers(model)
+        show_products(model)
         keep_outputs(model)
         use_group_kernels(model)
         use_lstm_kernels(model, job)
