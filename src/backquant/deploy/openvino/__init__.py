@@ -19,6 +19,7 @@ from backquant.deploy.openvino.norms import keep_scales_before_norms
 from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.openvino.reductions import keep_reduced_axes
 from backquant.deploy.openvino.session import OpenVinoSession
+from backquant.deploy.openvino.shared_weights import separate_weights
 from backquant.deploy.openvino.tables import scale_tables
 from backquant.deploy.program import quiet
 from backquant.deploy.target import Requirement
@@ -51,6 +52,7 @@ class OpenVinoTarget:
         model = onnx_model(job)
         check_ends(model.graph)
         separate_biases(model)
+        separate_weights(model)
         shift_bounds(model)
         round_whole(model)
         keep_reduced_axes(model)
