@@ -48,10 +48,11 @@ def test_code_of_a_package_is_not_the_users_to_change(
         assert fix.startswith("move these lines into a submodule")
         return
     given = {"backquant": backquant, "torch": torch, "model": model}
-    first, _, last = fix.splitlines()
-    assert type(eval(first, given).small).__name__ == "DynamicLinear"
-    exec(last.replace("...", "x, backend='x86', calibration=[x]"), {**given, "x": x})
-    assert model.blocks[0].kernels and model(x).shape == x.shape
+    first, last = fix.splitlines()
+    dynamic = last.removeprefix("or without a capture: ")
+    assert type(eval(dynamic, given).small).__name__ == "DynamicLinear"
+    found = eval(first.replace("...", "[x]"), {**given, "x": x})
+    assert found.parts["blocks.0"].kernels and found(x).shape == x.shape
     with pytest.raises(CaptureError) as raised:
         backquant.prepare_qat_fx(
             module.Model(), backquant.get_default_qat_qconfig_mapping("x86"), x

@@ -18,6 +18,7 @@ from backquant.api.flow import (
 )
 from backquant.api.from_files import quantize_files
 from backquant.api.one_call import default_mapping, explain, quantize
+from backquant.api.parts import PartlyQuantized, load_parts, quantize_parts, save_parts
 from backquant.api.search import search
 from backquant.calibrate import synchronize_observers
 from backquant.calibrate.checkpoint import Checkpoint
@@ -28,6 +29,7 @@ __all__ = [
     "Budget",
     "Checkpoint",
     "DeQuantStub",
+    "PartlyQuantized",
     "QuantStub",
     "QuantWrapper",
     "SearchResult",
@@ -41,12 +43,15 @@ __all__ = [
     "fuse_fx",
     "fuse_modules",
     "fuse_modules_qat",
+    "load_parts",
     "prepare_export",
     "prepare_fx",
     "prepare_qat_fx",
     "quantize",
     "quantize_dynamic",
     "quantize_files",
+    "quantize_parts",
+    "save_parts",
     "search",
     "sensitivity",
     "synchronize_observers",

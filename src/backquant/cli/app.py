@@ -11,6 +11,7 @@ from backquant.cli import accuracy_commands, export_command, model_commands, spe
 from backquant.cli.conform_command import conform
 from backquant.cli.demo.command import demo
 from backquant.cli.migrate_command import migrate
+from backquant.cli.parts_command import quantize_parts
 
 app = typer.Typer(
     name="backquant",
@@ -50,6 +51,7 @@ for _command in (
     conform,
     model_commands.explain,
     model_commands.quantize,
+    quantize_parts,
     model_commands.inspect,
     accuracy_commands.compare,
     accuracy_commands.sensitivity,

@@ -21,19 +21,17 @@ def is_packages(model: nn.Module) -> bool:
     return not _OF_PACKAGES.isdisjoint(Path(path).parts)
 
 
-def quantize_parts(model: nn.Module) -> str:
-    """Code that quantizes the layers of ``model`` where they stand, or its largest part; ``""``: it has none.
+def by_parts(model: nn.Module) -> str:
+    """Code that quantizes ``model`` part by part, or its layers where they stand; ``""``: it has no parts.
 
-    >>> print(quantize_parts(nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2))})))
-    backquant.quantize_dynamic(model, {torch.nn.Linear})  # without a capture
-    or part by part, with what each is called with:
-    model.set_submodule('encoder', backquant.quantize(model.get_submodule('encoder'), ...))
+    >>> print(by_parts(nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2))})))
+    backquant.quantize_parts(model, calibration=...)  # 'encoder' is the largest part
+    or without a capture: backquant.quantize_dynamic(model, {torch.nn.Linear})
     """
     path = largest_part(model)
     return path and (
-        "backquant.quantize_dynamic(model, {torch.nn.Linear})  # without a capture\n"
-        "or part by part, with what each is called with:\n"
-        f"model.set_submodule({path!r}, backquant.quantize(model.get_submodule({path!r}), ...))"
+        f"backquant.quantize_parts(model, calibration=...)  # {path!r} is the largest part\n"
+        "or without a capture: backquant.quantize_dynamic(model, {torch.nn.Linear})"
     )
 
 

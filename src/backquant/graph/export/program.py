@@ -23,7 +23,7 @@ from torch.export.dynamic_shapes import _combine_args
 from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
-from backquant.graph.advice import is_packages, quantize_parts
+from backquant.graph.advice import by_parts, is_packages
 from backquant.graph.asserts import passing_asserts, unchecked_notes
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims, fixed_size
@@ -141,7 +141,7 @@ def explained(failure: NotExportedError, model: nn.Module, dynamic_shapes: Any) 
     where = f"module {failure.path!r}" if failure.path else kind
     fix = "move these lines into a submodule: it then stays in float, and the rest is quantized"
     if not failure.path and is_packages(model):
-        fix = quantize_parts(model) or fix
+        fix = by_parts(model) or fix
     reason = failure.reason
     if dynamic_shapes is not None:
         fix = "leave dynamic_shapes out: sizes that the model does not fix are then dynamic"

@@ -1,0 +1,146 @@
+"""A folder that holds the quantized parts of a model: an index, and an artifact for each part."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    StringConstraints,
+    ValidationError,
+)
+from torch import nn
+
+from backquant.api.arguments import given_model
+from backquant.api.parts.found import PartlyQuantized, with_parts
+from backquant.artifact import load, save
+from backquant.errors import ArtifactError, UsageError
+from backquant.graph.clone import own_in_place
+from backquant.pipeline.plan import evaluation_copy
+
+_INDEX = "parts.json"
+_FORMAT = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    path: str
+    file: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}\.bq$")]
+    multiply_adds: NonNegativeInt
+
+
+class _Index(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    format: Annotated[int, Field(ge=_FORMAT, le=_FORMAT)] = _FORMAT
+    parts: list[_Part]
+    total: NonNegativeInt
+    in_float: dict[str, str]
+
+
+def save_parts(
+    quantized: PartlyQuantized, folder: str | os.PathLike[str], *, allow: Sequence[str] = ()
+) -> None:
+    """Write the parts of a model into a new folder: ``parts.json``, and a file for each part, which ``load``
+    reads, too. The rest of the model, its code and what stays float, is not in it.
+
+    Args:
+        allow: as of ``save``.
+
+    Raises:
+        UsageError: the folder exists, or cannot be written.
+        ArtifactError: as ``save``.
+
+    >>> import torch
+    >>> from backquant.api.parts import quantize_parts
+    >>> from backquant.files import workspace
+    >>> model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
+    >>> made = quantize_parts(model, calibration=[torch.randn(8, 4)])
+    >>> with workspace() as place:
+    ...     save_parts(made, place / "parts")
+    ...     list(load_parts(model, place / "parts").parts)
+    ['0', '1']
+    """
+    target = Path(folder)
+    if os.path.lexists(target):
+        raise UsageError(
+            f"{target} exists",
+            where=f"save_parts(..., {str(target)!r})",
+            fix="name a folder that is not there yet",
+        )
+    staging = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        staging.mkdir()
+    except OSError as error:
+        raise UsageError(
+            f"{target} cannot be written: {error.strerror}",
+            where=f"save_parts(..., {str(target)!r})",
+            fix="name a folder in one that can be written to",
+        ) from error
+    try:
+        rows = []
+        for place, (path, part) in enumerate(quantized.parts.items()):
+            rows.append(
+                _Part(path=path, file=f"{place}.bq", multiply_adds=quantized.multiply_adds[path])
+            )
+            save(part, staging / rows[-1].file, allow=allow)
+        index = _Index(parts=rows, total=quantized.total, in_float=dict(quantized.in_float))
+        (staging / _INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
+        staging.rename(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def load_parts(
+    model: nn.Module, folder: str | os.PathLike[str], *, allow: Sequence[str] = ()
+) -> PartlyQuantized:
+    """``model``, which is not changed, with the parts that ``save_parts`` wrote.
+
+    Args:
+        model: the float model that was quantized, with its weights: what stays float is taken from it.
+        allow: as of ``load``.
+
+    Raises:
+        ArtifactError: the folder holds no parts, or parts of another model; and as ``load``.
+        UsageError: as ``quantize``, for ``model``.
+    """
+    place, kept = Path(folder), given_model(model)
+    index = _index(place)
+    known = {path for path, _ in kept.named_modules(remove_duplicate=False)}
+    for row in index.parts:
+        if not row.path or row.path not in known:
+            raise ArtifactError(
+                f"the model has no part {row.path!r}",
+                where=str(place / _INDEX),
+                fix="load_parts takes the model that was quantized, a module of the same structure",
+            )
+    parts = {row.path: load(place / row.file, allow=allow) for row in index.parts}
+    rest = with_parts(evaluation_copy(kept), {path: nn.Identity() for path in parts})
+    own_in_place(rest)
+    counts = {row.path: row.multiply_adds for row in index.parts}
+    return PartlyQuantized(with_parts(rest, parts), parts, counts, index.total, index.in_float)
+
+
+def _index(place: Path) -> _Index:
+    try:
+        return _Index.model_validate_json((place / _INDEX).read_bytes())
+    except OSError as error:
+        raise ArtifactError(
+            f"{place} holds no quantized parts: {error.strerror}",
+            where=str(place / _INDEX),
+            fix="backquant.save_parts(quantized, folder) writes them",
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ArtifactError(
+            f"{place} holds no index of parts: {first['msg']}",
+            where=f"{place / _INDEX}, {'.'.join(map(str, first['loc']))}",
+            fix="write the parts again: backquant.save_parts(quantized, folder)",
+        ) from error

@@ -1,0 +1,260 @@
+"""``quantize_parts``: every part of a model that a capture takes is quantized by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from backquant.accuracy.recipes import recipe_of
+from backquant.api.arguments import given_model
+from backquant.api.calibrated import CalibrationCall
+from backquant.api.one_call import quantize
+from backquant.api.parts.calls import Seen, calls_of, run, survey
+from backquant.api.parts.found import PartlyQuantized, with_parts
+from backquant.backend_config.registry import Backend
+from backquant.calibrate.batches import check_set, first_batch, kept_set
+from backquant.calibrate.examples import called_on_example
+from backquant.errors import (
+    CaptureError,
+    CoverageError,
+    InputError,
+    UsageError,
+    first_line,
+)
+from backquant.graph.clone import own_buffers, own_in_place
+from backquant.pipeline.plan import evaluation_copy
+from backquant.qconfig import PrepareCustomConfig
+from backquant.report.requirements import given_requirement
+from backquant.report.share import percent
+from backquant.runtime import QuantizedModel
+from backquant.speed.slower import slower_choice
+
+_PLAIN = (bool, int, float, str, type(None))
+_BY_PARTS = (CaptureError, InputError, UsageError)  # of a part: what is in it may be captured
+
+
+# size: as quantize
+def quantize_parts(
+    model: nn.Module,
+    example_inputs: Any = None,
+    *,
+    parts: Sequence[str] | None = None,
+    backend: Backend | None = None,
+    calibration: Iterable[Any] | None = None,
+    weights: str | None = None,
+    group_size: int | None = None,
+    require: float | None = None,
+    slower: str | None = None,
+    recipe: str | os.PathLike[str] | Sequence[str] = "default",
+    progress: bool = False,
+) -> PartlyQuantized:
+    """Quantize the parts of a ``model`` whose own ``forward`` no capture takes: a detector that sorts its
+    boxes, a model that decides by values what it computes next. Its ``forward`` stays as it is.
+
+    Parts are the submodules that multiply, from the outside to the inside: one that no capture takes is
+    divided again. Each is calibrated with what ``model`` calls it with for the batches of ``calibration``;
+    for each part the model runs up to its call, so that the time grows with the number of parts. Each has the
+    plain attributes (numbers, texts) of the module that it takes the place of, but not its methods: one of
+    which the model calls more is divided, too.
+
+    Args:
+        parts: paths of submodules, in place of those that are found.
+        require: the least share (0 to 1) of the model's multiply-adds that must be quantized.
+
+    The others are those of ``quantize``, for each part.
+
+    Raises:
+        CoverageError: nothing, or less than required, can be quantized; or not one of ``parts``.
+        InputError, CalibrationError, EngineError, UsageError: as ``quantize``.
+
+    >>> import torch
+    >>> class Chosen(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.features, self.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2)
+    ...     def forward(self, x):
+    ...         found = self.features(x)
+    ...         return self.head(found[found.sum(1) > 1]).tolist()
+    >>> made = quantize_parts(Chosen(), calibration=[torch.randn(64, 8)])
+    >>> list(made.parts), made.coverage
+    (['features', 'head'], 1.0)
+    """
+    required = _share(require)
+    recipe_of(recipe)
+    slower_choice(slower, has_mapping=False)
+    CalibrationCall(backend, None, weights, group_size)
+    frozen = evaluation_copy(given_model(model))
+    calibration = kept_set(calibration)
+    batches: Iterable[Any]
+    if calibration is None:
+        example, batches = example_inputs, [example_inputs]
+    else:
+        check_set(calibration)
+        first, batches = first_batch(calibration)
+        example = first if example_inputs is None else example_inputs
+    called_on_example(frozen, example)
+    options = {
+        "backend": backend,
+        "weights": weights,
+        "group_size": group_size,
+        "slower": slower,
+        "recipe": recipe,
+        "progress": progress,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    parting = _Parting(frozen, example, batches, calibration is not None, options)
+    if parts is None:
+        parting.divide("", frozen)
+    else:
+        parting.take(parts)
+    return parting.result(required)
+
+
+@dataclass
+class _Parting:
+    """A model in evaluation mode that is gone through part by part, and what was found."""
+
+    frozen: nn.Module
+    example: Any
+    batches: Iterable[Any]
+    calibrates: bool
+    options: Mapping[str, Any]
+    made: dict[str, QuantizedModel] = field(default_factory=dict)
+    in_float: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.seen = survey(self.frozen, self.example)
+        self._done: set[nn.Module] = set()
+
+    def divide(self, path: str, module: nn.Module) -> None:
+        """Quantize the parts of ``module`` that can be, and those of the others."""
+        for name, child in module.named_children():
+            place = f"{path}.{name}" if path else name
+            if child in self._done:
+                continue
+            self._done.add(child)
+            seen = self.seen.get(child)
+            if not any(part in self.seen for part in child.modules()):
+                self._not_called(place, child)
+            # a list of modules, or one whose methods or parts are called
+            elif seen is None or (seen.multiply_adds and self._tried(place, child, seen)):
+                self.divide(place, child)
+
+    def _not_called(self, path: str, part: nn.Module) -> None:
+        if next(part.parameters(), None) is not None:
+            self.in_float[path] = "the model does not call it for the first batch"
+
+    def take(self, paths: Sequence[str]) -> None:
+        """Quantize the parts at ``paths``.
+
+        Raises ``UsageError`` for what is no part, ``CoverageError`` for one that cannot be quantized.
+        """
+        known = dict(self.frozen.named_modules(remove_duplicate=False))
+        for path in paths:
+            part = known.get(path)
+            if not path or part not in self.seen:
+                raise UsageError(
+                    f"{path!r} is no part that the model calls",
+                    where=f"parts={list(paths)!r}",
+                    fix="parts=None finds them; paths are those of model.named_modules()",
+                )
+            self._tried(path, part, self.seen[part])
+            if path not in self.made:
+                raise CoverageError(
+                    f"the part {path!r} cannot be quantized: {self.in_float[path]}",
+                    where=f"parts={list(paths)!r}",
+                    fix="parts=None  # divides it",
+                )
+
+    def _tried(self, path: str, part: nn.Module, seen: Seen) -> bool:
+        """Quantize a part; whether it is worth dividing instead."""
+        calls = calls_of(self.frozen, part, seen.calls, self.batches)
+        data: dict[str, Any] = {"calibration": calls}
+        if not self.calibrates:
+            data = {"example_inputs": next(iter(calls))}
+        kept = PrepareCustomConfig().set_preserved_attributes(_plain_attributes(part))
+        try:
+            made = quantize(part, **data, prepare_custom_config=kept, **self.options)
+        except CoverageError as error:
+            self.in_float[path] = error.what
+            return False
+        except _BY_PARTS as error:
+            self.in_float[path] = error.what
+            return True
+        if not made.report.quantized:  # slower="float"
+            self.in_float[path] = "it is faster in float"
+            return False
+        unlike = self._unlike({**self.made, path: made}, made)
+        if unlike:
+            self.in_float[path] = unlike
+            return True
+        self.made[path] = made
+        return False
+
+    def _unlike(self, parts: Mapping[str, QuantizedModel], made: QuantizedModel) -> str:
+        """Why the model cannot call ``made`` in place of its part; empty if it can."""
+        calls: list[None] = []
+        handle = made.register_forward_pre_hook(lambda *_: calls.append(None))
+        try:
+            run(with_parts(own_buffers(self.frozen), parts), self.example)
+        except Exception as error:
+            return f"the model fails with it: {type(error).__name__}: {first_line(error)}"
+        finally:
+            handle.remove()
+        return "" if calls else "the model calls it by another way than its path"
+
+    def result(self, required: float) -> PartlyQuantized:
+        """Raises ``CoverageError`` where too little was quantized."""
+        rest = with_parts(self.frozen, {path: nn.Identity() for path in self.made})
+        own_in_place(rest)
+        model = with_parts(rest, self.made)
+        parts = {path: self.frozen.get_submodule(path) for path in self.made}
+        counts = {path: self.seen[part].multiply_adds for path, part in parts.items()}
+        total = self.seen[self.frozen].multiply_adds
+        found = PartlyQuantized(model, dict(self.made), counts, total, dict(self.in_float))
+        if not self.made:
+            raise self._refused(
+                "no part of this model can be quantized", "none of its parts multiplies"
+            )
+        if required and not found.coverage >= required:
+            done, asked = percent(found.coverage), percent(required)
+            what = f"{done} of the multiply-adds are quantized, {asked} are required"
+            raise self._refused(what, f"what is outside of {list(self.made)}")
+        return found
+
+    def _refused(self, what: str, else_where: str) -> CoverageError:
+        rows = [f"{path}: {why}" for path, why in self.in_float.items()]
+        return CoverageError(
+            what,
+            where="\n".join(rows) or else_where,
+            fix="backquant.explain(part, inputs)  # has every reason of a part",
+        )
+
+
+def _share(require: Any) -> float:
+    required = given_requirement(require)
+    if isinstance(required, tuple):
+        raise UsageError(
+            "parts are not required by name",
+            where=f"require={require!r}",
+            fix=f"parts={list(required)!r}, or the least share of the multiply-adds: require=0.9",
+        )
+    return 0.0 if required is None else required
+
+
+def _plain_attributes(part: nn.Module) -> list[str]:
+    return [
+        name
+        for name, value in vars(part).items()
+        if not name.startswith("_") and name != "training" and _is_plain(value)
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)

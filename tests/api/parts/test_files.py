@@ -1,0 +1,75 @@
+"""Parts in a folder, and back in the model that they were made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.api.parts.test_quantize import Block, Chosen, data, made
+from tests.snapshots import compare as snapshot
+from torch import nn
+
+import backquant
+from backquant.errors import BackquantError
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    model = Chosen().eval()
+    found = made(model)
+    backquant.save_parts(found, tmp_path / "parts")
+    assert {file.name for file in tmp_path.iterdir()} == {"parts"}
+    again = backquant.load_parts(model, tmp_path / "parts")
+    assert list(again.parts) == list(found.parts) and again.coverage == found.coverage
+    assert dict(again.in_float) == dict(found.in_float) and type(model.first) is Block
+    x = data(1)[0]
+    for one, two in zip(found(x), again(x), strict=True):
+        assert torch.equal(one, two)
+    alone = backquant.load(tmp_path / "parts" / "0.bq")
+    assert alone(x).shape == x.shape
+
+
+def test_nothing_is_left_where_saving_fails(tmp_path: Path) -> None:
+    found = made(Chosen())
+    found.parts["head"].record.plan.__dict__["backend"] = object()  # what no file can hold
+    with pytest.raises(Exception):  # noqa: B017
+        backquant.save_parts(found, tmp_path / "parts")
+    assert not list(tmp_path.iterdir())
+
+
+def test_messages(tmp_path: Path) -> None:
+    found = made(Chosen())
+    backquant.save_parts(found, tmp_path / "parts")
+
+    def changed(name: str, **fields: Any) -> Path:
+        folder = tmp_path / name
+        backquant.save_parts(found, folder)
+        index = folder / "parts.json"
+        document = json.loads(index.read_text())
+        document["parts"][0].update({k: v for k, v in fields.items() if k in ("path", "file")})
+        document.update({k: v for k, v in fields.items() if k not in ("path", "file")})
+        index.write_text(json.dumps(document))
+        return folder
+
+    refused = {
+        "a-folder-that-exists": lambda: backquant.save_parts(found, tmp_path / "parts"),
+        "no-place": lambda: backquant.save_parts(found, tmp_path / "none" / "parts"),
+        "no-index": lambda: backquant.load_parts(Chosen(), tmp_path),
+        "another-model": lambda: backquant.load_parts(
+            nn.Sequential(nn.Linear(2, 2)), tmp_path / "parts"
+        ),
+        "the-model-itself": lambda: backquant.load_parts(Chosen(), changed("itself", path="")),
+        "a-file-elsewhere": lambda: backquant.load_parts(
+            Chosen(), changed("elsewhere", file="../secret.bq")
+        ),
+        "another-format": lambda: backquant.load_parts(Chosen(), changed("format", format=2)),
+        "a-file-that-is-gone": lambda: backquant.load_parts(
+            Chosen(), changed("gone", file="99.bq")
+        ),
+    }
+    for name, call in refused.items():
+        with pytest.raises(BackquantError) as raised:
+            call()
+        snapshot(Path(__file__), name, str(raised.value).replace(str(tmp_path), "FOLDER"))
