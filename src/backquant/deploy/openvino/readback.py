@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backquant.deploy.exported import TargetKernel
-from backquant.deploy.onnx.names import followers, origin_of, origins_of, readers_of_weights
+from backquant.deploy.onnx.names import ORIGIN, followers, origin_of, origins_of, readers_of_weights
 
 _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
 _JOINED = frozenset({"Subgraph", "Convolution", "Deconvolution", "FullyConnected", "MatMul"})
@@ -19,6 +19,7 @@ _PRODUCTS = _JOINED - {"Subgraph"}
 _INTEGER = ("i8", "u8")
 _FEW_BITS = ("i4", "u4")
 _COMPRESSED = frozenset({"FullyConnected", "MatMul", "Gather"})
+_SCALED = "_original"  # rule 4
 _FLOAT = ("f32", "f16", "bf16")
 
 
@@ -27,17 +28,23 @@ class Origins:
     """The reference graph's nodes behind what an ONNX file holds.
 
     ``names``: behind each node and tensor. ``after``: the one that alone reads what another makes.
-    ``weights``: the one that reads a quantized constant, by the constant's name.
+    ``weights``: the one that reads a quantized constant, by the constant's name. ``products``: those of two
+    matrices.
     """
 
     names: Mapping[str, str]
     after: Mapping[str, str]
     weights: Mapping[str, str]
+    products: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: Any) -> Origins:
         """Of an ``onnx_ir.Model`` whose nodes are named."""
-        return cls(origins_of(model), followers(model), readers_of_weights(model))
+        made_for = (
+            node.metadata_props.get(ORIGIN) for node in model.graph if node.op_type == "MatMul"
+        )
+        products = frozenset(filter(None, made_for))
+        return cls(origins_of(model), followers(model), readers_of_weights(model), products)
 
 
 def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
@@ -48,9 +55,11 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
        each channel (a batch norm) became part of its weight, or where it has one channel: what no kernel
        names and only it reads is a part of it, and so on.
     2. Its precision is that of its floats. A product in it whose weight it is given as 8-bit integers is one
-       of integers: it has no other with such a weight (``ov::snippets::op::Brgemm``).
+       of integers: it has no other with such a weight (``ov::snippets::op::Brgemm``). So is one of an
+       attention whose values it is given as integers: it has nothing that would make them floats first.
     3. A product whose factor moved behind the addition after it lost its name: it is what reads the names
        of its inputs, as far as no other layer has them.
+    4. What became a result of the model, and is scaled behind, has ``_original`` behind its name.
     """
     import openvino
 
@@ -65,6 +74,7 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
             continue
         if kind == "Subgraph":
             products |= _products_on_integers(node, origins.weights)
+            products |= _attention_on_integers(node, info, origins)
         few = info.get("runtimePrecision", "").lower()
         compressed = few in _FEW_BITS and kind in _COMPRESSED
         precision = few if compressed else _precision(info)
@@ -82,7 +92,8 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
 
 def _nodes(info: Mapping[str, str], names: Mapping[str, str]) -> tuple[str, ...]:
     """The reference graph's nodes that a layer names."""
-    layers = info.get("originalLayersNames", "").split(",")
+    given = info.get("originalLayersNames", "").split(",")
+    layers = [name.removesuffix(_SCALED) for name in given]
     return tuple(dict.fromkeys(filter(None, (origin_of(name, names) for name in layers))))
 
 
@@ -100,6 +111,28 @@ def _products_on_integers(node: Any, weights: Mapping[str, str]) -> set[str]:
         if _runtime_info(source).get("outputPrecisions", "").lower() in _INTEGER
     ]
     return {weights[name] for name in integers if name in weights}
+
+
+def _attention_on_integers(node: Any, info: Mapping[str, str], origins: Origins) -> set[str]:
+    """Rule 2: the product that reads what another of the kernel makes."""
+    named = origins.products.intersection(_nodes(info, origins.names))
+    behind = {_next_product(name, origins) for name in named}
+    values = set()
+    for i in range(node.get_input_size()):
+        given = _runtime_info(node.input_value(i).get_node())
+        if given.get("outputPrecisions", "").lower() in _INTEGER:
+            values |= {_next_product(name, origins) for name in _nodes(given, origins.names)}
+    return values & behind & named
+
+
+def _next_product(name: str, origins: Origins) -> str:
+    """The first product that a value reaches where each result has one reader."""
+    passed = {name}
+    node = origins.after.get(name, "")
+    while node and node not in origins.products and node not in passed:
+        passed.add(node)
+        node = origins.after.get(node, "")
+    return node
 
 
 def _split(use: TargetKernel, products: set[str]) -> list[TargetKernel]:
