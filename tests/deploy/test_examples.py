@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -9,7 +9,11 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.deploy.examples import row_major, with_two_on_free_axes
+from backquant.deploy.examples import (
+    row_major,
+    with_twice_on_free_axes,
+    with_two_on_free_axes,
+)
 from backquant.deploy.session import load_exported
 
 
@@ -35,6 +39,37 @@ def test_axes_of_free_size(shapes: Any, size: tuple[int, ...]) -> None:
     if not isinstance(shapes, tuple):
         args, kwargs = with_two_on_free_axes((), {"x": x}, shapes, [])
         assert kwargs["x"].shape == size and args == ()
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+def test_named_tuples_stay_what_they_are() -> None:
+    pair, shapes = Pair(torch.ones(1, 3), [torch.ones(1, 2)]), Pair({0: "batch"}, [{0: "batch"}])
+    for given in (shapes, list(shapes)):
+        [grown], _ = with_two_on_free_axes((pair,), {}, {"p": given}, ["p"])
+        assert type(grown) is Pair
+        assert (grown.one.shape, grown.two[0].shape) == ((2, 3), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("label", "size"),
+    [
+        ("n", 6),
+        ("n<=6", 6),
+        ("n<=5", 3),
+        (torch.export.Dim("n", max=5), 3),
+        (torch.export.Dim("n"), 6),
+        (torch.export.Dim.AUTO, 6),
+        (torch.export.Dim.STATIC, 3),
+        (None, 3),
+    ],
+)
+def test_twice_the_free_sizes(label: Any, size: int) -> None:
+    [grown], _ = with_twice_on_free_axes((torch.ones(3, 2),), {}, {"x": {0: label}}, ["x"])
+    assert grown.shape == (size, 2)
 
 
 def test_a_model_quantized_with_one_sample_at_a_time(tmp_path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 
 from backquant.operators import overload
@@ -24,14 +25,18 @@ def sizes_of(node: Any) -> list[Any]:
 
 
 def before(node: Any, target: Any, args: tuple[Any, ...], **more: Any) -> Any:
-    """A call before ``node`` that stands for the same operator of the model, with its value's meta."""
+    """A call before ``node`` that stands for the same operator of the model, with its value's meta.
+
+    Its shape is found as an export finds it: kernels in C++ (of ``constant_pad_nd``) take sizes as numbers,
+    and would fix those that are free.
+    """
     with node.graph.inserting_before(node):
         made = node.graph.call_function(target, args, more)
     made.meta = dict(node.meta)
     values = torch.utils._pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], args)
     mode = detect_fake_mode((node.meta["val"], *values))
     assert mode is not None
-    with mode:
+    with mode, enable_python_dispatcher():
         made.meta["val"] = target(*values, **more)
     return made
 

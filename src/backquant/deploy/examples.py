@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,7 @@ def with_two_on_free_axes(
     >>> args[0].shape
     torch.Size([2, 3])
     """
-    if not isinstance(dynamic_shapes, Mapping):
-        dynamic_shapes = dict(zip(names, dynamic_shapes or (), strict=False))
-    grown = [_grown(x, dynamic_shapes.get(name)) for x, name in zip(args, names, strict=False)]
-    rest = {name: _grown(x, dynamic_shapes.get(name)) for name, x in kwargs.items()}
-    return (*grown, *args[len(grown) :]), rest
+    return _with_grown(args, kwargs, dynamic_shapes, (names, _is_one))
 
 
 def with_row_major(inputs: Any) -> Any:
@@ -63,15 +59,59 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def _grown(value: Any, axes: Any) -> Any:
+def with_twice_on_free_axes(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, names: Sequence[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs, repeated along every axis of free size that may be twice as long.
+
+    Arguments as of ``with_two_on_free_axes``; ``"batch<=8"`` may be 8.
+
+    >>> shapes = {"x": {0: "batch", 1: "length<=5"}}
+    >>> args, _ = with_twice_on_free_axes((torch.ones(2, 3),), {}, shapes, ["x"])
+    >>> args[0].shape
+    torch.Size([4, 3])
+    """
+    return _with_grown(args, kwargs, dynamic_shapes, (names, _may_be_twice))
+
+
+def _is_one(size: int, label: Any) -> bool:  # noqa: ARG001
+    return size == 1
+
+
+def _may_be_twice(size: int, label: Any) -> bool:
+    text = label.partition("<=")[2] if isinstance(label, str) else ""
+    # torch.export has an infinity of its own
+    most: Any = int(text) if text else getattr(label, "max", None)
+    return most is None or bool(2 * size <= most)
+
+
+def _with_grown(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    how: tuple[Sequence[str], Callable[[int, Any], bool]],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``how``: names of the inputs, and whether an axis of a size and a label is repeated."""
+    names, grows = how
+    if not isinstance(dynamic_shapes, Mapping):
+        dynamic_shapes = dict(zip(names, dynamic_shapes or (), strict=False))
+    grown = [
+        _grown(x, dynamic_shapes.get(name), grows) for x, name in zip(args, names, strict=False)
+    ]
+    rest = {name: _grown(x, dynamic_shapes.get(name), grows) for name, x in kwargs.items()}
+    return (*grown, *args[len(grown) :]), rest
+
+
+def _grown(value: Any, axes: Any, grows: Callable[[int, Any], bool]) -> Any:
     if isinstance(value, (list, tuple)) and isinstance(axes, (list, tuple)):
-        return type(value)(_grown(item, own) for item, own in zip(value, axes, strict=False))
+        made = [_grown(item, own, grows) for item, own in zip(value, axes, strict=False)]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, dict) and isinstance(axes, Mapping):
-        return {key: _grown(item, axes.get(key)) for key, item in value.items()}
+        return {key: _grown(item, axes.get(key), grows) for key, item in value.items()}
     if not isinstance(value, torch.Tensor) or not isinstance(axes, Mapping):
         return value
     for axis, label in axes.items():
         is_free = label not in (None, torch.export.Dim.STATIC) and not isinstance(label, int)
-        if is_free and -value.dim() <= axis < value.dim() and value.shape[axis] == 1:
+        if is_free and -value.dim() <= axis < value.dim() and grows(value.shape[axis], label):
             value = torch.cat([value, value], axis)
     return value

@@ -33,7 +33,9 @@ def with_inferred_ranges(dynamic_shapes: Any) -> Any:
     if isinstance(dynamic_shapes, Mapping):
         return {key: with_inferred_ranges(value) for key, value in dynamic_shapes.items()}
     if isinstance(dynamic_shapes, (tuple, list)):
-        return type(dynamic_shapes)(map(with_inferred_ranges, dynamic_shapes))
+        made = list(map(with_inferred_ranges, dynamic_shapes))
+        is_named = hasattr(dynamic_shapes, "_fields")
+        return type(dynamic_shapes)(*made) if is_named else type(dynamic_shapes)(made)
     if isinstance(dynamic_shapes, str):
         bound = dynamic_shapes.partition("<=")[2]
         return Dim.DYNAMIC(max=int(bound)) if bound else Dim.DYNAMIC

@@ -50,3 +50,14 @@ def test_exported(tmp_path) -> None:
     assert exported.integer == exported.expected == 2
     found = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))(X2)
     torch.testing.assert_close(found, made(X2), atol=2e-2, rtol=0)
+
+
+def test_free_sizes_stay_free(tmp_path) -> None:
+    """The padding of integers fixed the batch: a package gave four results for one picture."""
+    model = nn.Sequential(nn.Conv2d(4, 8, 4, padding="same"), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    made = backquant.quantize(model.eval(), backend="inductor_x86", calibration=[X2])
+    path = tmp_path / "m.pt2"
+    backquant.export(made, path, dynamic_shapes={"input": {0: "batch"}})
+    run = torch._inductor.aoti_load_package(str(path))
+    for x in (X2[:1], torch.randn(5, *X2.shape[1:])):
+        assert torch.allclose(run(x), made(x), atol=0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,3 +74,20 @@ def test_what_roundings_explain_passes(gives, job, tmp_path, monkeypatch):
     monkeypatch.setattr(wrong_numbers, "_NEAR", 200.0)
     gives(lambda _y: dithered(job)[0])
     wrong_numbers.check_numbers(job, tmp_path)
+
+
+def test_a_size_that_the_package_fixes_is_found(gives, job, tmp_path, snapshot):
+    free = replace(job, dynamic_shapes={"input": {0: "batch"}})
+    gives(lambda y: y[:16])
+    with pytest.raises(ExportError) as caught:
+        wrong_numbers.check_numbers(free, tmp_path)
+    snapshot("fixed", caught.value)
+    wrong_numbers.check_numbers(job, tmp_path)
+    bounded = replace(job, dynamic_shapes={"input": {0: "batch<=16"}})
+    wrong_numbers.check_numbers(bounded, tmp_path)
+
+
+def test_sizes_that_the_model_does_not_take_are_not_tried(gives, job, tmp_path):
+    """The second axis is that of the layer's inputs."""
+    gives(lambda y: y)
+    wrong_numbers.check_numbers(replace(job, dynamic_shapes={"input": {1: "n"}}), tmp_path)
