@@ -84,3 +84,30 @@ def test_what_a_product_reads_stays_rounded(tmp_path) -> None:
     )
     exported = backquant.export(quantized, tmp_path / "m.onnx", example_inputs=x)
     assert exported.integer_share == 1.0
+
+
+class Margins(nn.Module):
+    """A border whose widths are computed in tensors of sizes (a U-Net that crops what it joins)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(11, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.inner(x)
+        left = torch.tensor(x.shape)[2:] - torch.tensor(inner.shape)[2:]
+        half = (left / 2).int()
+        widths = torch.stack((half, half)).t().flatten()
+        return self.last(torch.cat([nn.functional.pad(x, (-widths).tolist()), inner], 1))
+
+
+def test_numbers_that_are_read_from_sizes(tmp_path) -> None:
+    import onnxruntime
+
+    x, path = torch.randn(2, 3, 9, 9), tmp_path / "m.onnx"
+    quantized = backquant.quantize(Margins().eval(), backend="onnxruntime", calibration=[x])
+    exported = backquant.export(quantized, path, example_inputs=x)
+    assert exported.integer == exported.expected
+    [found] = onnxruntime.InferenceSession(path).run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), quantized(x), rtol=0, atol=0.05)
