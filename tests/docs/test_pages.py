@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {
     "README.md": [0],
     "docs/accuracy.md": [0, 1, 2, 3, 4, 5, 6, 7],
-    "docs/capture.md": [0, 2],
+    "docs/capture.md": [0, 3],
     "docs/conformance.md": [0],
     "docs/deploy-tensorrt.md": [1, 0, 2],  # the second writes what the first reads
     "docs/low-bit.md": [0, 1],
@@ -31,7 +31,7 @@ PAGES = {
 ELSEWHERE = {
     "README.md": {"test_specs": [1]},
     "docs/architecture.md": {"test_architecture": [0]},
-    "docs/capture.md": {"test_experts": [1]},
+    "docs/capture.md": {"test_parts": [1], "test_experts": [2]},
     "docs/decoders.md": {"test_decoders": [0]},
     "docs/deploy.md": {"test_deploy": [0]},
     "docs/distributed.md": {"test_ranks": [0]},
