@@ -26,7 +26,7 @@ from backquant.deploy.job import ExportJob
 from backquant.dtypes import block_of
 from backquant.errors import ExportError, UsageError, first_line
 from backquant.graph import register_blocks, register_float8
-from backquant.operators import overloads
+from backquant.operators import overload, overloads
 
 __all__ = ["Table", "own_translations", "quantize_linear", "translations"]
 
@@ -56,6 +56,8 @@ def translations() -> Table:
         torch.ops.backquant.dequantize_blocks.default: _dequantize_blocks,
         **dict.fromkeys(overloads("gelu"), _gelu),
         **dict.fromkeys(overloads(*_ADAPTIVE), _adaptive_avg_pool),
+        overload("adaptive_max_pool2d"): _adaptive_max_pool,
+        overload("adaptive_max_pool3d"): _adaptive_max_pool,
     }
 
 
@@ -263,6 +265,23 @@ def _adaptive_avg_pool(self: Any, output_size: Any) -> Any:
     return _op().AveragePool(self, kernel_shape=kernel, strides=kernel)
 
 
+def _adaptive_max_pool(self: Any, output_size: Any) -> Any:
+    """The largest values of windows that are all of one size, and where they are in each image."""
+    wanted = list(output_size)
+    have = list(self.shape)[-len(wanted) :]
+    if not all(isinstance(size, int) for size in have):
+        raise _unknown(wanted, have)
+    if any(h % w for h, w in zip(have, wanted, strict=True)):
+        raise ExportError(
+            f"ONNX has no adaptive pooling of maxima from {have} to {wanted}: the windows differ in size",
+            where="adaptive pooling",
+            fix="pool to a size that divides that of the input",
+        )
+    kernel = [h // w for h, w in zip(have, wanted, strict=True)]
+    values, places = _op().MaxPool(self, kernel_shape=kernel, strides=kernel)
+    return values, _op().Mod(places, _constant(math.prod(have), 7))
+
+
 def _averaged(value: Any, have: list[int], wanted: list[int]) -> Any:
     """Windows of several sizes: a product with a constant matrix of averages for each axis."""
     rank = len(value.shape)
@@ -292,6 +311,6 @@ def _windows(size: int, made: int) -> Any:
 def _unknown(wanted: list[int], have: list[Any]) -> ExportError:
     return ExportError(
         f"ONNX has no adaptive pooling from {have} to {wanted}: the windows depend on the dynamic size",
-        where="adaptive_avg_pool",
+        where="adaptive pooling",
         fix="pool to 1, or leave these axes out of dynamic_shapes",
     )
