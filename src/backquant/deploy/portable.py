@@ -7,8 +7,8 @@ from torch import fx
 from backquant.backend_config import QDQRules
 from backquant.deploy.described_rounding import state_half_even
 from backquant.deploy.epilogues import fuse_epilogues
-from backquant.deploy.padded import pad_before
 from backquant.deploy.weights import with_weight_nodes
+from backquant.lower.padded import pad_before
 from backquant.lower.qdq import is_dequantize, is_weight_dequantize
 
 __all__ = ["dequantize_per_user", "portable"]

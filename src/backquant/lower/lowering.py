@@ -45,6 +45,7 @@ from backquant.lower.halves import move_halves
 from backquant.lower.in_place import read_results
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
+from backquant.lower.padded import pad_before
 from backquant.lower.qdq import (
     dequantize_target,
     is_dequantize,
@@ -106,9 +107,11 @@ def _lower(
     described: Mapping[str, DTypeConfig],
 ) -> Lowered:
     result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
+    stated = frozenset(node.name for node in result.graph.nodes)
     run_pass(read_results, result.graph, result)
+    run_pass(pad_before, result, for_kernels=True)
     run_pass(as_unsigned, result.graph, engine, separate)
-    return _Pass(result, index_rules(rules), engine, described).run(separate, in_float)
+    return _Pass(result, index_rules(rules), engine, described, stated).run(separate, in_float)
 
 
 class _Pass:
@@ -120,7 +123,9 @@ class _Pass:
         index: RuleIndex,
         engine: EngineInfo,
         described: Mapping[str, DTypeConfig],
+        stated: frozenset[str],
     ) -> None:
+        self.stated = stated  # nodes of the reference model; what was written since has no record
         self.gm = graph_module
         self.index = index
         self.engine = engine
@@ -187,7 +192,7 @@ class _Pass:
         self.fallback.note(node, refusals)
 
     def _insert(self, site: Site, emit: Emit, rule: LowerRule) -> None:
-        names = tuple(node.name for node in site.nodes)
+        names = tuple(node.name for node in site.nodes if node.name in self.stated)
         with self.gm.graph.inserting_before(site.last):
             new = self._create(site, emit)
             new.stack_trace = new.stack_trace or site.last.stack_trace
@@ -205,7 +210,7 @@ class _Pass:
                 )
             self.gm.graph.erase_node(node)
             self.erased.add(node)
-        if emit.kernel:
+        if emit.kernel and names:
             dtype = emit.out.dtype if emit.out is not None else emit.float_dtype
             self.records[new] = len(self.kernels)
             self.kernels.append(KernelUse(names, emit.kernel, dtype, self.engine.name))

@@ -290,13 +290,18 @@ def test_a_transposed_convolution_per_channel_is_refused_with_the_fix(tools):
     assert "ConvTranspose2d" in reason.fix
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
-def test_other_padding_than_zeros_is_refused(tools, mode):
-    conv = nn.Conv2d(4, 6, 3, padding=1, padding_mode=mode)
+def test_other_padding_than_zeros_is_an_operator_before_the_kernel(tools, mode, engine):
+    conv = nn.Conv2d(4, 6, 3, padding=(1, 2), padding_mode=mode)
     module = nnqr.Conv2d.from_float(conv, tools.weight_qparams(conv))
-    reason = _refusal(tools, module, torch.randn(2, 4, 5, 5))
-    assert (reason.rule, reason.node) == ("padding-mode", "op")
-    assert mode in reason.asked
+    x = torch.randn(2, 4, 5, 5)
+    reference, out = _model(tools, module, x)
+    lowered = _run(tools, reference, engine)
+    assert lowered.left_in_float == ()
+    assert [use.nodes[0] for use in lowered.kernels] == ["op"]  # paddings have no record
+    tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
+    assert module.padding_mode == mode
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
@@ -308,9 +313,12 @@ def test_same_padding(tools):
     lowered = _run(tools, reference)
     assert lowered.left_in_float == ()
     tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
-    conv = nn.Conv2d(4, 6, 2, padding="same")
+    conv = nn.Conv2d(4, 6, (2, 4), padding="same")  # one more behind than in front
     module = nnqr.Conv2d.from_float(conv, tools.weight_qparams(conv))
-    assert _refusal(tools, module, x).rule == "padding"
+    reference, out = _model(tools, module, x, F.relu)
+    lowered = _run(tools, reference)
+    assert lowered.left_in_float == ()
+    tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
 
 
 @pytest.mark.parametrize(

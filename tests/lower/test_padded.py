@@ -1,4 +1,4 @@
-"""Convolutions that do not pad with zeros run on integers in a file: what is padded is quantized again."""
+"""Convolutions that do not pad with zeros run on integers: what is padded is quantized again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from torch import fx, nn
 
 import backquant
-from backquant.deploy.padded import pad_before
 from backquant.graph import register_quantized_decomposed
+from backquant.lower.padded import pad_before
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 
 def _quantized_input(conv: nn.Module, dims: int) -> fx.GraphModule:
@@ -54,3 +56,35 @@ def test_they_run_on_integers_in_onnx_runtime(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     [got] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     assert torch.allclose(torch.from_numpy(got), result(x), atol=0.05)
+
+
+@pytest.mark.parametrize("slower", ["keep", "float"])
+def test_they_run_on_kernels_of_x86(tmp_path: Path, slower: str) -> None:
+    """Saved, loaded and compiled, too; what stays float keeps its padding."""
+    torch.manual_seed(0)
+    reflecting = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
+    parts = [nn.Conv2d(3, 8, 4, padding="same"), nn.ReLU(), reflecting, nn.Sigmoid()]
+    model = nn.Sequential(*parts, nn.Conv2d(8, 4, 3, padding=2, padding_mode="circular")).eval()
+    x = torch.randn(2, 3, 8, 8)
+    result = backquant.quantize(model, x, backend="x86", calibration=[x], slower=slower)
+    if slower == "keep":
+        assert result.report.coverage == 1.0
+    backquant.save(result, tmp_path / "m.bq")
+    for other in (x, torch.randn(1, 3, 9, 7)):
+        got = result(other)
+        assert torch.allclose(got, model(other), atol=0.1)
+        assert torch.equal(backquant.load(tmp_path / "m.bq")(other), got)
+    assert torch.allclose(result.compile(x)(x), result(x), atol=0.02)
+
+
+def test_a_convolution_of_floats_keeps_its_padding() -> None:
+    conv = nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect")
+    module = _quantized_input(conv, 2)
+    pad_before(module, for_kernels=True)
+    assert [node.op for node in module.graph.nodes].count("call_function") == 2
+
+
+def test_a_transposed_convolution_has_no_such_padding() -> None:
+    module = _quantized_input(nn.ConvTranspose2d(2, 3, 3), 2)
+    pad_before(module)
+    assert [node.op for node in module.graph.nodes].count("call_function") == 2

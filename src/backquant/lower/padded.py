@@ -1,7 +1,7 @@
 """Convolutions that pad with values of their input: the padded values are quantized as the input is.
 
-A target pads with zeros inside of its convolution. Other paddings are an operator before it, and between a
-dequantize node and a convolution that would be float arithmetic.
+Kernels pad with zeros, as much on one side as on the other; targets with zeros alone. Other paddings are an
+operator before them, and between a dequantize node and a convolution that would be float arithmetic.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from backquant.graph.edit import NamePool, get_module
 from backquant.lower.qdq import is_dequantize
 
 
-def pad_before(module: fx.GraphModule) -> None:
+def pad_before(module: fx.GraphModule, for_kernels: bool = False) -> None:
     """Write the padding of such convolutions as nodes, in place; what is padded is quantized again, exactly.
 
-    Modules that it changes are copied.
+    Modules that it changes are copied. ``for_kernels``: of integer weights alone, and of ``"same"`` that pads
+    more behind than in front, too.
 
     >>> from backquant.graph import register_quantized_decomposed
     >>> register_quantized_decomposed()
@@ -42,26 +43,36 @@ def pad_before(module: fx.GraphModule) -> None:
         if node.op != "call_module" or not node.args:
             continue
         called, given = get_module(module, str(node.target)), node.args[0]
-        found = _convolution(called)
+        found = _convolution(called, for_kernels)
         if found is None or not isinstance(given, fx.Node) or not is_dequantize(given):
             continue
         done = True
         path = pool.take(f"{str(node.target).replace('.', '_')}_padded_")
         module.add_module(path, _without_padding(called, found))
         with module.graph.inserting_before(node):
-            again = _requantized(module.graph, given, _padded(module.graph, given, found))
+            again = _requantized(
+                module.graph, given, _padded(module.graph, given, found, for_kernels)
+            )
         node.args = (again, *node.args[1:])
         node.target = path
     if done:
         module.recompile()
 
 
-def _convolution(called: nn.Module) -> _ConvNd | None:
-    """The convolution that a module is, or begins with, if it pads with other values than zeros."""
+def _convolution(called: nn.Module, for_kernels: bool) -> _ConvNd | None:
+    """The convolution that a module is, or begins with, if its padding is to be written before it."""
     first = called[0] if isinstance(called, nn.Sequential) and len(called) else called
-    if isinstance(first, _ConvNd) and first.padding_mode != "zeros":
-        return first
-    return None
+    if not isinstance(first, _ConvNd) or isinstance(first, _ConvTransposeNd):
+        return None
+    if for_kernels and first.weight.is_floating_point():
+        return None
+    is_uneven = for_kernels and first.padding == "same" and _is_uneven(first)
+    return first if is_uneven or first.padding_mode != "zeros" else None
+
+
+def _is_uneven(conv: _ConvNd) -> bool:
+    pads = conv._reversed_padding_repeated_twice
+    return pads[::2] != pads[1::2]
 
 
 def _without_padding(called: nn.Module, found: _ConvNd) -> nn.Module:
@@ -74,11 +85,12 @@ def _without_padding(called: nn.Module, found: _ConvNd) -> nn.Module:
     return made
 
 
-def _padded(graph: fx.Graph, given: fx.Node, conv: _ConvNd) -> fx.Node:
-    """``given`` with the padding of ``conv``; circles are concatenations: OpenVINO cannot pad so."""
-    pads = tuple(conv._reversed_padding_repeated_twice)
-    if conv.padding_mode != "circular":
-        return graph.call_function(F.pad, (given, pads, conv.padding_mode))
+def _padded(graph: fx.Graph, given: fx.Node, conv: _ConvNd, for_kernels: bool) -> fx.Node:
+    """``given`` as ``conv`` pads it; for targets circles are concatenations: OpenVINO cannot pad so."""
+    pads, mode = tuple(conv._reversed_padding_repeated_twice), conv.padding_mode
+    if for_kernels or mode != "circular":
+        name = "constant" if mode == "zeros" else mode
+        return graph.call_function(F.pad, (given, pads, name))
     for axis, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True), 1):
         parts = [given]
         if before:
