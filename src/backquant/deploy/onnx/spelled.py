@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputSpec, TensorArgument
 
 from backquant.deploy.edits import AtenCalls
+from backquant.deploy.onnx.complex_numbers import spell_complex
 from backquant.operators import overload, overloads
 from backquant.operators.windows import cut_windows
 
@@ -40,6 +41,7 @@ def spell_for_onnx(program: ExportedProgram) -> None:
     """
     attention = overloads("scaled_dot_product_attention")
     cut_windows(program.graph)
+    spell_complex(program.graph)
     for node in list(program.graph.nodes):
         if node.target is overload("view"):
             node.target = overload("reshape")
