@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from backquant.accuracy.search.losses import Noise
 from backquant.accuracy.search.trials import Trial
 from backquant.accuracy.twin import Twin
 from backquant.errors import UsageError
 from backquant.files import write_text
 
+_FORM = 2  # of ``losses``
+
 
 class SearchState:
-    """``losses``: by way of quantizing, for each batch those of all units and of all values. ``trials``:
+    """``losses``: by way of quantizing, for each batch the noise of all units and of all values. ``trials``:
     what was measured.
 
     ``path`` ``None``: nothing is kept. ``of``: what it has to be of, beside the model and its calibration:
@@ -25,16 +28,16 @@ class SearchState:
 
     def __init__(self, path: str | os.PathLike[str] | None, twin: Twin, of: Sequence[str]) -> None:
         qparams = sorted((name, str(found)) for name, found in twin.record.qparams.items())
-        known = json.dumps([[group.nodes for group in twin.groups], qparams, list(of)])
+        known = json.dumps([[group.nodes for group in twin.groups], qparams, list(of), _FORM])
         self.of = hashlib.sha256(known.encode()).hexdigest()
         self.path = None if path is None else Path(path)
-        self.losses: dict[str, list[list[list[float]]]] = {}
+        self.losses: dict[str, list[Noise]] = {}
         self.trials: list[Trial] = []
         if self.path is not None and self.path.exists():
             self._read(self.path)
 
-    def keep_losses(self, way: str, batch: list[list[float]]) -> None:
-        """Add the losses of one more batch."""
+    def keep_losses(self, way: str, batch: Noise) -> None:
+        """Add the noise of one more batch."""
         self.losses.setdefault(way, []).append(batch)
         self.write()
 

@@ -10,7 +10,7 @@ from typing import Any
 from backquant.accuracy.calibrated import Calibrated
 from backquant.accuracy.search.budget import Budget
 from backquant.accuracy.search.loop import MOST, Loop, front_of
-from backquant.accuracy.search.losses import batches_that_fit, losses_alone
+from backquant.accuracy.search.losses import Noise, batches_that_fit, losses_alone, pooled
 from backquant.accuracy.search.programme import Picks, Problem, solve
 from backquant.accuracy.search.result import (
     SearchResult,
@@ -114,17 +114,12 @@ class Work:
     ) -> Losses:
         known = self.state.losses.get("integers", [])
 
-        def of(batch: Any) -> list[list[float]]:
-            return list(losses_alone(self.twin, groups, values, batch, step))
+        def of(batch: Any) -> Noise:
+            return losses_alone(self.twin, groups, values, batch, step)
 
         for found in divided(self.ranks, "comparing outputs", batches[len(known) :], of):
             self.state.keep_losses("integers", found)
-        of_batches = self.state.losses["integers"]
-        units, rounded = (
-            [sum(each) / len(each) for each in zip(*kind, strict=True)]
-            for kind in zip(*of_batches, strict=True)
-        )
-        return Losses(units, rounded)
+        return Losses(*pooled(self.state.losses["integers"]))
 
     def refused(self) -> QuantizedModel:
         """The model with all that the plan quantizes in float, by the names of the plan."""
