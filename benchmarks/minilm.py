@@ -117,19 +117,22 @@ def latency(
 
 
 def quantized_models(encoder: Encoder, tokens: Any) -> dict[str, Any]:
-    """Statically with default settings, statically as PyTorch's default mapping asks, and dynamically."""
+    """Statically with default settings and with a recipe, statically as PyTorch's default mapping asks, and
+    dynamically."""
     calibration = [tokens(batch) for batch in batches(CALIBRATION)]
     dynamic = backquant.QConfigMapping().set_global(backquant.per_channel_dynamic_qconfig)
-    mappings = {
-        "static": None,
-        "static, everything": backquant.default_mapping("x86").set_module_name_regex(
-            "", backquant.get_default_qconfig("x86")
-        ),
-        "dynamic": dynamic,
+    everything = backquant.default_mapping("x86").set_module_name_regex(
+        "", backquant.get_default_qconfig("x86")
+    )
+    asked: dict[str, dict[str, Any]] = {
+        "static": {},
+        "static, better": {"recipe": "better"},
+        "static, everything": {"qconfig_mapping": everything},
+        "dynamic": {"qconfig_mapping": dynamic},
     }
     return {
-        name: backquant.quantize(encoder, calibration=calibration, qconfig_mapping=mapping)
-        for name, mapping in mappings.items()
+        name: backquant.quantize(encoder, calibration=calibration, **more)
+        for name, more in asked.items()
     }
 
 
