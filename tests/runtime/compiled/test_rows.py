@@ -65,3 +65,28 @@ def test_lines_are_images_of_one_row_where_they_give_few_values(
         apart, largest = (wanted - found).abs(), wanted.abs().max()
         assert apart.max() <= largest * 2.5 / 255  # one step, about
         assert (apart > largest * 1e-5).float().mean() < 0.01
+
+
+class Columns(nn.Module):
+    """Convolutions along a column of one pixel, which are computed along a line, and one of three pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 16, (96, 1), (4, 1))
+        self.padded = nn.Conv2d(16, 8, (5, 1), (2, 1), (3, 0), (2, 1), groups=2)
+        self.wide = nn.Conv2d(8, 8, (5, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.padded(torch.relu(self.first(x)))
+        return self.wide(x.expand(-1, -1, -1, 3))
+
+
+def test_columns_are_lines() -> None:
+    torch.manual_seed(0)
+    data = [torch.randn(2, 1, 300, 1) for _ in range(3)]
+    quantized = backquant.quantize(Columns().eval(), calibration=data, slower="keep")
+    compiled = quantized.compile()
+    wanted, found = quantized(data[0]), compiled(data[0])
+    apart, largest = (wanted - found).abs(), wanted.abs().max()
+    assert wanted.shape == found.shape and apart.max() <= largest * 2.5 / 255
+    assert (apart > largest * 1e-5).float().mean() < 0.01

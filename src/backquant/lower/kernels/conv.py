@@ -185,6 +185,9 @@ class OnednnConv(OnednnConvolution):
             return torch.empty(shape, dtype=self.config.out_dtype)
         if self._planned.takes(x):
             return self._planned.convolution(self, x)
+        lying = self._lying(x)
+        if lying is not None:
+            return lying.forward(x.transpose(2, 3)).transpose(2, 3)
         if any(n < least for n, least in zip(size, self._least, strict=True)):
             other = rewrite(tuple(size), self._window)
             if other is not None:

@@ -17,6 +17,8 @@ from backquant.lower.kernels.prepared import is_plain
 from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import Padding
 
+_LINE = (-1,)  # among the keys of replacements, which are strides with dilations
+
 
 class OnednnConvolution(PackedKernel):
     """A convolution with its own padding, and the convolutions that replace it for some inputs.
@@ -45,6 +47,22 @@ class OnednnConvolution(PackedKernel):
             none = (0,) * len(stride)
             config = replace(self.config, stride=stride, dilation=dilation, padding=none)
             found = self._replacements[key] = type(self)(config, self._tensors())
+        return found
+
+    def _lying(self, x: torch.Tensor) -> Self | None:
+        """The convolution that slides along a line where this one slides along a column: the same memory, and
+        with few channels oneDNN takes several times as long for a column. ``None``: ``x`` is not one, or the
+        kernel has taps beside it."""
+        kernel, c = self._window.kernel, self.config
+        if len(kernel) != 2 or kernel[1] != 1 or kernel[0] == 1 or c.padding[1] or x.shape[3] != 1:
+            return None
+        found = self._replacements.get(_LINE)
+        if found is None:
+            tensors = self._tensors()
+            weight = tensors.weight.transpose(2, 3).contiguous()
+            turned = {name: getattr(c, name)[::-1] for name in ("stride", "padding", "dilation")}
+            made = type(self)(replace(c, **turned), replace(tensors, weight=weight))
+            found = self._replacements[_LINE] = made
         return found
 
     def _over_windows(self) -> Self:

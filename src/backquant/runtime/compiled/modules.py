@@ -97,8 +97,23 @@ class _Convolution(_Weighted):
             row = x.unsqueeze(2)
             made = operators.convolution(row, *source, *geometry, *out, *self.post_op)
             return made.squeeze(2)
-        made = operators.convolution(x, *self.source, *self.geometry, *out, *self.own_post_op)
+        if self._is_column(x):
+            geometry = (c.stride[::-1], c.padding[::-1], c.dilation[::-1], c.groups)
+            line = self.weight.transpose(2, 3)
+            source = (c.x_scale, c.x_zero_point, line, self.scale, self.bias)
+            made = operators.convolution(
+                x.transpose(2, 3), *source, *geometry, *out, *self.own_post_op
+            ).transpose(2, 3)
+        else:
+            made = operators.convolution(x, *self.source, *self.geometry, *out, *self.own_post_op)
         return made if self.clamp is None else torch.clamp(made, *self.clamp)
+
+    def _is_column(self, x: torch.Tensor) -> bool:
+        """Whether it slides along a column of one pixel: oneDNN is several times as fast along a line."""
+        kernel, c = self.weight.shape[2:], self.config
+        slides = len(kernel) == 2 and kernel[1] == 1 and kernel[0] > 1 and not c.padding[1]
+        width = x.shape[-1]
+        return slides and isinstance(width, int) and width == 1
 
     def _outputs(self, x: torch.Tensor) -> int:
         """How many values it gives, of sizes that are known."""
