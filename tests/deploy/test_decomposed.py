@@ -94,3 +94,21 @@ def _run(path: Path, x: torch.Tensor) -> Any:
 
     hints = {"INFERENCE_PRECISION_HINT": "f32"}
     return openvino.Core().compile_model(str(path), "CPU", hints)([x.numpy()])[0]
+
+
+class Joins(nn.Module):
+    def __init__(self, join: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.join, self.fc = join, nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.join([self.fc(x), x])
+
+
+@pytest.mark.parametrize("join", [torch.column_stack, torch.hstack, torch.vstack, torch.dstack])
+def test_joins_of_lists(join: Any, tmp_path: Path) -> None:
+    model, x = Joins(join).eval(), torch.randn(4, 8)
+    made = backquant.quantize(model, x, backend="openvino", calibration=[x], slower="keep")
+    backquant.export(made, tmp_path / "m.xml", example_inputs=x)
+    assert torch.allclose(torch.from_numpy(_run(tmp_path / "m.xml", x)), made(x), atol=0.05)

@@ -2,7 +2,8 @@
 
 OpenVINO does not take what the ONNX exporter makes of ``embedding_bag``, and ExecuTorch has no kernel for it.
 Equations that are no products of two matrices (``torch.einsum`` of three operands, or without a sum) are
-written as PyTorch computes them: OpenVINO mistakes their axes.
+written as PyTorch computes them: OpenVINO mistakes their axes. So are joins that add axes to lists of tensors
+(``torch.column_stack``): the exporter makes sequences of them, which OpenVINO does not take.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.graph.quiet import quiet
 from backquant.operators import all_operators, overload
+
+_JOINS = ("column_stack", "hstack", "vstack", "dstack")
 
 
 def decomposed_for_runtimes(program: Program) -> Program:
@@ -38,5 +41,7 @@ def decomposed_for_runtimes(program: Program) -> Program:
 @cache
 def _table() -> dict[Any, Callable[..., Any]]:
     found = {each: made for known in all_operators() for each, made in known.portable.items()}
-    einsum = overload("einsum")
-    return {einsum: torch.export.default_decompositions()[einsum], **found}
+    composed = [overload("einsum"), *map(overload, _JOINS)]
+    composed += [overload(f"atleast_{rank}d", "Sequence") for rank in (1, 2, 3)]
+    known = torch.export.default_decompositions()
+    return {**{each: known[each] for each in composed}, **found}
