@@ -23,6 +23,7 @@ BIASES = ("float", "int32")
 ADDITIONS = ("add", "sum")
 #: How attention that is quantized is written.
 ATTENTIONS = ("whole", "products")
+COLUMNS = ("columns", "lines", "integer_lines")
 #: The fields that name operators.
 OPERATOR_FIELDS = ("epilogues",)
 
@@ -54,6 +55,9 @@ class QDQRules:
     8. ``attention``: ``"whole"``: ``scaled_dot_product_attention`` stays one operator; ``"products"``: where
        a mapping asks for integers, it is decomposed into its matrix products and its softmax, each with an
        entry of its own.
+    9. ``columns``: how convolutions along a column of one pixel (``[taps, 1]`` over ``[n, c, length, 1]``)
+       are written: ``"columns"``, as they are, or for targets that are faster so ``"lines"``, with both axes
+       of image, kernel and result swapped, of dequantized values; ``"integer_lines"``: of integers.
 
     Raises ``SpecError`` for a value outside its domain.
 
@@ -74,6 +78,7 @@ class QDQRules:
     epilogues: tuple[Any, ...] = ()
     additions: str = "add"
     attention: str = "whole"
+    columns: str = "columns"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -85,6 +90,7 @@ class QDQRules:
         check_choice(self.bias, "bias", BIASES)
         check_choice(self.additions, "additions", ADDITIONS)
         check_choice(self.attention, "attention", ATTENTIONS)
+        check_choice(self.columns, "columns", COLUMNS)
         object.__setattr__(self, "leave_float", given_rules(self.leave_float))
         for name in OPERATOR_FIELDS:
             object.__setattr__(self, name, _operators(getattr(self, name), name))

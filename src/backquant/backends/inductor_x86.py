@@ -78,10 +78,11 @@ def backend_config() -> BackendConfig:
     """
     weighted = (*CONVOLUTIONS, *ADDED, nn.Linear, F.linear)
     rules = QDQRules(
+        columns="integer_lines",
         leave_float=(
             LeaveFloat(weighted, results=True),
             LeaveFloat((*ADDITIONS, *shape.CAT, *SHARING), unless_between_quantized=True),
-        )
+        ),
     )
     return (
         BackendConfig("inductor_x86")

@@ -104,6 +104,7 @@ def backend_config() -> BackendConfig:
                 bias="int32",
                 additions="sum",
                 attention="products",
+                columns="lines",
                 leave_float=(
                     LeaveFloat(FLOAT_OUTPUTS, results=True),
                     LeaveFloat(BETWEEN, unless_between_quantized=True),

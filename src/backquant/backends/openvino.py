@@ -122,6 +122,7 @@ def backend_config() -> BackendConfig:
     rules = QDQRules(
         quantize_constants=False,
         attention="products",
+        columns="lines",
         leave_float=(
             LeaveFloat((*FLOAT_OUTPUTS, *CONVOLUTIONS, *TRANSPOSED), results=True),
             LeaveFloat(BETWEEN, unless_between_quantized=True),

@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig, QDQRules
 from backquant.convert import ReferenceModel, reference_state
+from backquant.deploy.columns import lay_columns
 from backquant.deploy.computed_ahead import compute_ahead
 from backquant.deploy.examples import with_row_major, with_two_on_free_axes
 from backquant.deploy.job import ExportJob, expected_operators
@@ -187,6 +188,8 @@ def job_of(
     args, kwargs = with_row_major(with_two_on_free_axes(args, kwargs, dynamic_shapes, names))
     shown = _costs(module, kwargs if kwargs and not args else args)
     costs = shown.multiply_adds
+    if config.qdq is not None and config.qdq.columns != "columns":
+        lay_columns(module, args, dict(kwargs), config.qdq.columns)
     if dynamic_shapes is None:
         write_read_sizes(module, args, kwargs)
         ahead = compute_ahead(module, args, kwargs, costs)

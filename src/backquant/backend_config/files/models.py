@@ -333,6 +333,9 @@ class QDQ(Model):
     attention: Literal["whole", "products"] | None = Field(
         None, description="How attention that is quantized is written."
     )
+    columns: Literal["columns", "lines", "integer_lines"] | None = Field(
+        None, description="How convolutions along a column of one pixel are written."
+    )
 
 
 class KnownSlower(Model):
