@@ -10,6 +10,7 @@
    know, are one after the other.
 4. Integers that are taken from a float number (``1.0 - mask``) become floats before: the exporter makes the
    subtraction one whose first operand is the number, and finds no form of it for the types.
+5. Attention has four axes: the exporter refuses others (``four_axes``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.export.graph_signature import ConstantArgument, OutputSpec, TensorArg
 
 from backquant.deploy.edits import AtenCalls
 from backquant.deploy.onnx.complex_numbers import spell_complex
+from backquant.deploy.onnx.four_axes import with_four_axes
 from backquant.operators import overload, overloads
 from backquant.operators.windows import cut_windows
 
@@ -46,7 +48,7 @@ def spell_for_onnx(program: ExportedProgram) -> None:
         if node.target is overload("view"):
             node.target = overload("reshape")
         elif node.target in attention:
-            _lay_out(node)
+            _lay_out(with_four_axes(node))
         elif node.target in (overload("amin"), overload("amax")):
             x, axes, *more = node.args if len(node.args) > 1 else (*node.args, [])
             node.args = (x, axes or list(range(x.meta["val"].dim())), *more)
