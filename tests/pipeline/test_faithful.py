@@ -95,6 +95,22 @@ def test_numbers_of_other_generators_are_refused_by_name(snapshot: Callable[...,
     snapshot("other_generators", str(caught.value))
 
 
+def test_a_model_that_changes_its_input_is_refused_by_name(snapshot: Callable[..., None]) -> None:
+    class Doubles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+            state.mul_(2)
+            return self.layer(x + state)
+
+    data = [(torch.randn(2, 8), torch.randn(2, 8)) for _ in range(2)]
+    with pytest.raises(CaptureError) as caught:
+        backquant.quantize(Doubles().eval(), calibration=data)
+    snapshot("changed_input", str(caught.value))
+
+
 def test_the_generator_is_left_as_it_was_by_a_look() -> None:
     model, x = Net(DRAWS["like"]).eval(), torch.randn(4, 8)
     before = torch.get_rng_state()

@@ -64,6 +64,12 @@ def require_same(
     _, wanted, draws, total = ExampleCall.of(model, example_inputs)
     is_other = _far(wanted, found)
     if is_other and _far(wanted, check_inputs(model, example_inputs)):
+        if changed := _changed_inputs(model, example_inputs):
+            raise CaptureError(
+                f"the model changes {changed} in place, so that each call begins with what the last one left",
+                where=f"{type(model).__name__}, on the example inputs",
+                fix="change a copy in forward: x = x.clone(), or x = x * 2 in place of x.mul_(2)",
+            )
         raise CaptureError(
             "the model gives other values at each call, from the same state of torch.random",
             where=f"{type(model).__name__}, on the example inputs",
@@ -89,6 +95,23 @@ def require_same(
         fix="write what changes a tensor in place (x += y, x.relu_(), x[:, 0] = y) as a new value\n"
         "(x = x + y, torch.cat, torch.where), and what depends on values without branches",
     )
+
+
+def _changed_inputs(model: nn.Module, example_inputs: Any) -> str:
+    """The inputs that a call writes other values to; empty if there is none."""
+    copies = tree_map_only(torch.Tensor, torch.Tensor.clone, example_inputs)
+    check_inputs(model, copies)
+    names = list(signature(model.forward).parameters)
+    (args, kwargs), (own_args, own_kwargs) = as_arguments(example_inputs), as_arguments(copies)
+    given = [*zip(names, args, own_args, strict=False)]
+    given += [(name, value, own_kwargs[name]) for name, value in kwargs.items()]
+    changed = [name for name, before, after in given if not _are_equal(before, after)]
+    return ", ".join(f"its input {name!r}" for name in changed)
+
+
+def _are_equal(before: Any, after: Any) -> bool:
+    pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
 
 
 def _is_random(model: nn.Module, example_inputs: Any) -> bool:
