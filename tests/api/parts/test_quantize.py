@@ -139,6 +139,27 @@ def test_what_is_called_by_other_ways_is_divided() -> None:
     assert torch.allclose(found(batches[0]), model(batches[0]), atol=0.3)
 
 
+class PreActivated(nn.Module):
+    """What is added is what the first part left of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        return self.part(x) + x if x.sum().item() > -1e9 else x
+
+
+def test_a_part_that_changes_its_input_is_divided() -> None:
+    model = PreActivated().eval()
+    batches = [torch.randn(4, 8) for _ in range(4)]
+    found = backquant.quantize_parts(model, calibration=batches, slower="keep")
+    assert list(found.parts) == ["part.1"] and "in place" in found.in_float["part"]
+    with torch.no_grad():
+        assert torch.allclose(found(batches[0]), model(batches[0]), atol=0.1)
+
+
 def test_parts_that_are_named() -> None:
     found = made(Chosen(), parts=["many.1", "head"])
     assert list(found.parts) == ["many.1", "head"] and found.coverage < 0.5

@@ -123,6 +123,18 @@ def as_batch(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return named
 
 
+def changes_inputs(part: nn.Module, batch: Any) -> bool:
+    """Whether a call writes other values to its inputs, which the model that calls it may read afterwards.
+
+    >>> changes_inputs(nn.ReLU(inplace=True), (-torch.ones(2),)), changes_inputs(nn.ReLU(), (-torch.ones(2),))
+    (True, False)
+    """
+    given = _copied(batch)
+    run(part, given)
+    pairs = zip(tree_leaves(batch), tree_leaves(given), strict=True)
+    return not all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
+
+
 def run(model: nn.Module, batch: Any) -> Any:
     """What ``model`` gives for a batch, without gradients; its buffers stay as they are."""
     args, kwargs = as_arguments(batch)

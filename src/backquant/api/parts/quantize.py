@@ -13,7 +13,7 @@ from backquant.accuracy.recipes import recipe_of
 from backquant.api.arguments import given_model
 from backquant.api.calibrated import CalibrationCall
 from backquant.api.one_call import quantize
-from backquant.api.parts.calls import Seen, calls_of, run, survey
+from backquant.api.parts.calls import Seen, calls_of, changes_inputs, run, survey
 from backquant.api.parts.found import PartlyQuantized, with_parts
 from backquant.backend_config.registry import Backend
 from backquant.calibrate.batches import check_set, first_batch, kept_set
@@ -173,9 +173,18 @@ class _Parting:
     def _tried(self, path: str, part: nn.Module, seen: Seen) -> bool:
         """Quantize a part; whether it is worth dividing instead."""
         calls = calls_of(self.frozen, part, seen.calls, self.batches)
-        data: dict[str, Any] = {"calibration": calls}
-        if not self.calibrates:
-            data = {"example_inputs": next(iter(calls))}
+        first = next(iter(calls), None)
+        if first is None:  # the example inputs are others
+            self._not_called(path, part)
+            return False
+        if changes_inputs(part, first):
+            self.in_float[path] = (
+                "it changes its inputs in place, which the model may read afterwards"
+            )
+            return True
+        data: dict[str, Any] = (
+            {"calibration": calls} if self.calibrates else {"example_inputs": first}
+        )
         kept = PrepareCustomConfig().set_preserved_attributes(_plain_attributes(part))
         try:
             made = quantize(part, **data, prepare_custom_config=kept, **self.options)
