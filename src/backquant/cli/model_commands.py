@@ -54,6 +54,23 @@ Allow = Annotated[
     ),
 ]
 
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", min=1, help="Samples per batch, for files of arrays.")
+]
+Slower = Annotated[
+    str | None,
+    typer.Option(
+        "--slower",
+        help="Operators that are slower on integers on this machine: float (default) or keep.",
+    ),
+]
+Recipe = Annotated[
+    str,
+    typer.Option(
+        "--recipe",
+        help="Steps that reduce the loss of accuracy: default, none, better, best, or a file.",
+    ),
+]
 Timeout = Annotated[
     float,
     typer.Option("--timeout", min=1, help="Under torchrun: seconds that a rank may be silent."),
@@ -136,9 +153,7 @@ def quantize(  # size: one parameter per option of the command
         ),
     ] = None,
     inputs: Inputs = None,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, help="Samples per batch, for files of arrays.")
-    ] = 32,
+    batch_size: BatchSize = 32,
     require: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,20 +161,8 @@ def quantize(  # size: one parameter per option of the command
             help="Least share of multiply-adds on integers (0.9), or a module that must be.",
         ),
     ] = None,
-    slower: Annotated[
-        str | None,
-        typer.Option(
-            "--slower",
-            help="Operators that are slower on integers on this machine: float (default) or keep.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str,
-        typer.Option(
-            "--recipe",
-            help="Steps that reduce the loss of accuracy: default, none, better, best, or a file.",
-        ),
-    ] = "default",
+    slower: Slower = None,
+    recipe: Recipe = "default",
     to: Annotated[
         str | None,
         typer.Option("--to", help="Also export for a target, into a file named like OUTPUT."),

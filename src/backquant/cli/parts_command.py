@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from backquant.cli.console import emit, guarded
-from backquant.cli.model_commands import Allow, Json, Model
+from backquant.cli.model_commands import Allow, BatchSize, Json, Model, Recipe, Slower
 from backquant.errors import UsageError
 from backquant.files import is_folder
 
@@ -31,26 +31,12 @@ def quantize_parts(  # size: one parameter per option of the command
         list[str] | None,
         typer.Option("--part", help="Path of a submodule; once for each. Default: they are found."),
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, help="Samples per batch, for files of arrays.")
-    ] = 32,
+    batch_size: BatchSize = 32,
     require: Annotated[
         float | None, typer.Option("--require", help="Least share of multiply-adds on integers.")
     ] = None,
-    slower: Annotated[
-        str | None,
-        typer.Option(
-            "--slower",
-            help="Operators that are slower on integers on this machine: float (default) or keep.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str,
-        typer.Option(
-            "--recipe",
-            help="Steps that reduce the loss of accuracy: default, none, better, best, or a file.",
-        ),
-    ] = "default",
+    slower: Slower = None,
+    recipe: Recipe = "default",
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
