@@ -160,6 +160,18 @@ def test_a_part_that_changes_its_input_is_divided() -> None:
         assert torch.allclose(found(batches[0]), model(batches[0]), atol=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+def test_torchscript_stays_as_it_is() -> None:
+    model = Decides().eval()
+    model.high = torch.jit.script(nn.Sequential(nn.Linear(8, 8)))  # type: ignore[assignment]
+    net = nn.Sequential(nn.Linear(8, 8), model)
+    x = torch.randn(4, 8)
+    found = backquant.quantize_parts(net, calibration=[x] * 3, slower="keep")
+    assert list(found.parts) == ["0"]
+    assert found.in_float["1.high"] == "it is TorchScript, whose operators cannot be seen"
+    assert torch.allclose(found(x), net(x), atol=0.1)
+
+
 def test_parts_that_are_named() -> None:
     found = made(Chosen(), parts=["many.1", "head"])
     assert list(found.parts) == ["many.1", "head"] and found.coverage < 0.5

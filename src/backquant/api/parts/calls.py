@@ -162,6 +162,8 @@ def survey(model: nn.Module, batch: Any) -> dict[nn.Module, Seen]:
 
     with ExitStack() as hooks, counter:
         for part in model.modules():
+            if isinstance(part, torch.jit.ScriptModule):  # takes no hooks
+                continue
             hooks.callback(part.register_forward_pre_hook(begins).remove)
             hooks.callback(part.register_forward_hook(ends).remove)
         run(model, batch)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from backquant.accuracy.recipes import recipe_of
@@ -138,7 +139,9 @@ class _Parting:
                 continue
             self._done.add(child)
             seen = self.seen.get(child)
-            if not any(part in self.seen for part in child.modules()):
+            if isinstance(child, torch.jit.ScriptModule):
+                self.in_float[place] = "it is TorchScript, whose operators cannot be seen"
+            elif not any(part in self.seen for part in child.modules()):
                 self._not_called(place, child)
             # a list of modules, or one whose methods or parts are called
             elif seen is None or (seen.multiply_adds and self._tried(place, child, seen)):
