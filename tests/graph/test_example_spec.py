@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import namedtuple
 
 import torch
 
@@ -50,3 +51,15 @@ def test_large_tensors_keep_their_range_only() -> None:
 def test_what_has_no_values_is_made() -> None:
     found = made(torch.zeros(0, 4), torch.full((2,), math.nan), torch.zeros(2, dtype=torch.cfloat))
     assert [tuple(value.shape) for value in found] == [(0, 4), (2,), (2,)]
+
+
+def test_named_tuples_come_back_with_their_names() -> None:
+    """A model that reads ``pair.first`` is exported without its class."""
+    pair = namedtuple("pair", ["first", "_second"], rename=True)(torch.ones(2, 3), [torch.ones(1)])
+    spec = ExampleSpec.of((pair, 2))
+    assert spec is not None
+    again = ExampleSpec(**json.loads(json.dumps(spec.to_dict())))
+    (made, two), _ = again.arguments()
+    assert made.first.shape == (2, 3) and made[1][0].shape == (1,) and two == 2
+    crafted = ExampleSpec([{"named": {"__import__('os')": 1, "def": 2}}], {})  # of a file
+    assert tuple(crafted.arguments()[0][0]) == (1, 2)

@@ -4,7 +4,7 @@
    to 16384 of a tensor: indices, offsets and lengths belong together, and others would not run. Above that,
    integers are drawn within their range.
 2. Of objects (caches of keys and values) the parts that hold tensors are kept; they come back as namespaces,
-   of which a graph reads the same parts.
+   of which a graph reads the same parts. Named tuples come back as such, of a class of their own.
 3. Of other floats (images, sounds, features) only shape, mean, deviation and range are kept: they may be
    large, or nobody else's business, and any of their kind runs.
 """
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from backquant.graph.example import as_arguments
 from backquant.graph.objects import Shell, object_classes
 
 _TENSOR, _RANGE, _VALUES, _SPREAD = "tensor", "range", "values", "spread"
-_OBJECT = "object"
+_OBJECT, _NAMED = "object", "named"
 _KEPT = 16384  # elements up to which the values of an integer tensor are kept
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -34,8 +35,8 @@ class ExampleSpec:
 
     ``args`` and ``kwargs`` hold, for each tensor, ``{"tensor": [sizes…], "dtype": name}`` with either
     ``"values"`` (row by row, infinities as text), or ``"range": [least, greatest]`` and for floats
-    ``"spread": [mean, deviation]``; lists, tuples (as lists) and dicts of such; ``{"object": {name: …}}``;
-    and numbers, strings and ``None`` as they are.
+    ``"spread": [mean, deviation]``; lists, tuples (as lists) and dicts of such; ``{"object": {name: …}}``,
+    ``{"named": {field: …}}``; and numbers, strings and ``None`` as they are.
 
     >>> spec = ExampleSpec.of((torch.tensor([0, 3, 5]), torch.rand(2, 3), True))
     >>> spec.args[0]
@@ -44,6 +45,9 @@ class ExampleSpec:
     ['dtype', 'range', 'spread', 'tensor']
     >>> [getattr(value, "shape", value) for value in spec.arguments()[0]]
     [torch.Size([3]), torch.Size([2, 3]), True]
+    >>> pair = namedtuple("Pair", ["first", "second"])(torch.ones(1), 2)
+    >>> ExampleSpec.of((pair,)).arguments()[0][0].first
+    tensor([1.])
     """
 
     args: list[Any]
@@ -80,6 +84,8 @@ def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:  # no sparse one
         told = {_TENSOR: list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
         return told | _range(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {_NAMED: dict(zip(value._fields, map(_described, value), strict=True))}
     if isinstance(value, (list, tuple)):
         return [_described(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -130,6 +136,9 @@ def _made(value: Any, generator: torch.Generator) -> Any:
         return value
     if value.keys() == {_OBJECT}:
         return SimpleNamespace(**_made(value[_OBJECT], generator))
+    if value.keys() == {_NAMED}:
+        fields = _made(value[_NAMED], generator)
+        return namedtuple("Arguments", fields, rename=True)(*fields.values())
     if _TENSOR not in value:
         return {key: _made(item, generator) for key, item in value.items()}
     dtype, shape = getattr(torch, value["dtype"]), tuple(value[_TENSOR])
