@@ -55,7 +55,9 @@ def lay_columns(
     ['placeholder', 'call_module', 'output']
     """
     columns = {
-        path: nodes for path, nodes in _called(module) if _is_column(get_module(module, path))
+        path: nodes
+        for path, nodes in _called(module)
+        if all(node.args for node in nodes) and _is_column(get_module(module, path))
     }
     narrow = _narrow(module, columns, args, kwargs) if columns else set()
     for path in narrow:

@@ -172,6 +172,17 @@ def test_torchscript_stays_as_it_is() -> None:
     assert torch.allclose(found(x), net(x), atol=0.1)
 
 
+class Solves(Decides):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) @ torch.linalg.inv(torch.eye(8) * 2)
+
+
+def test_what_cannot_be_counted_is_named() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), Solves()).eval()
+    found = backquant.quantize_parts(net, calibration=[torch.randn(4, 8)] * 3, slower="keep")
+    assert found.uncounted and "not counted: aten.linalg_inv" in str(found)
+
+
 def test_parts_that_are_named() -> None:
     found = made(Chosen(), parts=["many.1", "head"])
     assert list(found.parts) == ["many.1", "head"] and found.coverage < 0.5

@@ -21,10 +21,12 @@ _BYTES = 256 << 20  # of calls that are kept
 
 @dataclass
 class Seen:
-    """What one run shows of a module: how often it is called, and the multiply-adds of all calls."""
+    """What one run shows of a module: how often it is called, and the multiply-adds of all calls; of the
+    model itself also the operators of which these are not known."""
 
     calls: int = 0
     multiply_adds: int = 0
+    uncounted: tuple[str, ...] = ()
 
 
 class CallsOf(Iterable[Any]):
@@ -167,4 +169,5 @@ def survey(model: nn.Module, batch: Any) -> dict[nn.Module, Seen]:
             hooks.callback(part.register_forward_pre_hook(begins).remove)
             hooks.callback(part.register_forward_hook(ends).remove)
         run(model, batch)
+    found[model].uncounted = tuple(dict.fromkeys(counter.unknown))
     return found

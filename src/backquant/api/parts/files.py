@@ -43,6 +43,7 @@ class _Index(BaseModel):
     parts: list[_Part]
     total: NonNegativeInt
     in_float: dict[str, str]
+    uncounted: list[str] = []
 
 
 def save_parts(
@@ -91,7 +92,12 @@ def save_parts(
                 _Part(path=path, file=f"{place}.bq", multiply_adds=quantized.multiply_adds[path])
             )
             save(part, staging / rows[-1].file, allow=allow)
-        index = _Index(parts=rows, total=quantized.total, in_float=dict(quantized.in_float))
+        index = _Index(
+            parts=rows,
+            total=quantized.total,
+            in_float=dict(quantized.in_float),
+            uncounted=list(quantized.uncounted),
+        )
         (staging / _INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
         staging.rename(target)
     finally:
@@ -125,7 +131,9 @@ def load_parts(
     rest = with_parts(evaluation_copy(kept), {path: nn.Identity() for path in parts})
     own_in_place(rest)
     counts = {row.path: row.multiply_adds for row in index.parts}
-    return PartlyQuantized(with_parts(rest, parts), parts, counts, index.total, index.in_float)
+    model = with_parts(rest, parts)
+    uncounted = tuple(index.uncounted)
+    return PartlyQuantized(model, parts, counts, index.total, index.in_float, uncounted)
 
 
 def _index(place: Path) -> _Index:

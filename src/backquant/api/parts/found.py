@@ -24,7 +24,8 @@ class PartlyQuantized:
 
     ``model``: is called, and has the methods and attributes, as the original. ``parts``: the quantized models
     by their paths in it, each with its own ``report``. ``multiply_adds``: those of each part for the first
-    batch; ``total``: of all of the model. ``in_float``: why other parts stay float, by path.
+    batch; ``total``: of all of the model; ``uncounted``: the operators of which they are not known, which no
+    share counts. ``in_float``: why other parts stay float, by path.
     """
 
     model: nn.Module
@@ -32,6 +33,7 @@ class PartlyQuantized:
     multiply_adds: Mapping[str, int]
     total: int
     in_float: Mapping[str, str]
+    uncounted: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model gives, without gradients."""
@@ -63,6 +65,7 @@ class PartlyQuantized:
             "multiply_adds": self.total,
             "parts": parts,
             "in_float": dict(self.in_float),
+            "uncounted": list(self.uncounted),
         }
 
     def __str__(self) -> str:
@@ -79,6 +82,8 @@ class PartlyQuantized:
         lines += [f"    {path}: {why}" for path, why in list(self.in_float.items())[:_SHOWN]]
         if len(self.in_float) > _SHOWN:
             lines.append(f"    and {len(self.in_float) - _SHOWN} more: .in_float")
+        if self.uncounted:
+            lines.append(f"  not counted: {', '.join(self.uncounted)}")
         return "\n".join(lines)
 
 

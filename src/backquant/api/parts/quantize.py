@@ -226,8 +226,11 @@ class _Parting:
         model = with_parts(rest, self.made)
         parts = {path: self.frozen.get_submodule(path) for path in self.made}
         counts = {path: self.seen[part].multiply_adds for path, part in parts.items()}
-        total = self.seen[self.frozen].multiply_adds
-        found = PartlyQuantized(model, dict(self.made), counts, total, dict(self.in_float))
+        whole = self.seen[self.frozen]
+        found = PartlyQuantized(
+            *(model, dict(self.made), counts, whole.multiply_adds, dict(self.in_float)),
+            whole.uncounted,
+        )
         if not self.made:
             raise self._refused(
                 "no part of this model can be quantized", "none of its parts multiplies"
