@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ VALUES = [
     {1, 2}, slice(0, None, 2), range(3), float("inf"), complex(1, float("nan")), torch.int8,
     torch.device("cpu"), torch.strided, torch.channels_last, torch.per_tensor_affine, torch.relu,
     torch.nn.ReLU, Ellipsis, torch.ones(2),
+    partial(torch.relu, a=None),
 ]  # fmt: skip
 
 

@@ -102,6 +102,10 @@ def test_tensors_by_key_tied_ones_once() -> None:
     assert a is c and torch.equal(a, x) and torch.equal(b, y)
 
 
+def math_of_a_package(*args: Any, **keywords: Any) -> Any:
+    return args, keywords
+
+
 class Colour(enum.IntEnum):
     RED = 1
 
@@ -152,6 +156,11 @@ def test_what_would_not_come_back_the_same_is_refused(value: Any) -> None:
         {"a": 1, "b": 2},
         {},
         {"float": "x"},
+        {"partial": [3, [], {"dict": []}]},
+        {"partial": [{"function": "os.system"}, [], {"dict": []}]},
+        {"partial": [{"function": "torch.relu"}, [1], {"dict": []}]},
+        {"partial": [{"function": "torch.softmax"}, [], {"dict": [["out", {"tensor": "t0"}]]}]},
+        {"partial": [{"class": "torch.nn.modules.linear.Linear"}, [], {"dict": []}]},
         {"qscheme": "x"},
     ],
     ids=str,
@@ -222,3 +231,49 @@ def test_what_is_more_than_attributes_is_refused(snapshot: Callable[..., None]) 
                 {"instance": [path, {"dict": []}]}
             )
         snapshot(f"instance-of-{package}", caught.value)
+
+
+def _again(value: Any, *allow: str) -> Any:
+    encoded = json.loads(json.dumps(Encoder(lambda _: "t0", allow).encode(value, "x")))
+    return Decoder(TensorReader({}, {}), allow=allow).decode(encoded)
+
+
+@pytest.mark.parametrize(
+    ("value", "allow"),
+    [
+        (functools.partial(F.gelu, approximate="tanh"), ()),
+        (functools.partial(torch.softmax, dim=-1, dtype=torch.float32), ()),
+        (functools.partial(torch.nn.LayerNorm, eps=1e-6), ("timm",)),
+        (functools.partial(math_of_a_package, (1, 2), scale=[3]), (__name__,)),
+    ],
+    ids=lambda value: "",
+)
+def test_a_partial_comes_back(value: Any, allow: tuple[str, ...]) -> None:
+    found = _again(value, *allow)
+    assert type(found) is functools.partial
+    assert (found.func, found.args, found.keywords) == (value.func, value.args, value.keywords)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        functools.partial(print, end=""),
+        functools.partial(math_of_a_package, 1),
+        functools.partial(F.gelu, torch.ones(1)),
+        functools.partial(torch.softmax, out=torch.ones(1)),
+        functools.partial(torch.nn.LayerNorm, eps=1e-6),
+        functools.partial(torch.ones(1).add, 1),
+        functools.partial(torch.ops.aten.relu.default),
+    ],
+    ids=lambda value: "",
+)
+def test_a_partial_of_what_nobody_allows_is_refused(value: Any) -> None:
+    with pytest.raises(ArtifactError):
+        _again(value)
+
+
+def test_a_partial_with_attributes_is_refused() -> None:
+    value = functools.partial(F.relu)
+    value.note = 1  # type: ignore[attr-defined]
+    with pytest.raises(ArtifactError):
+        _again(value)

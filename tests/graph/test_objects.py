@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from backquant.graph.objects import Shell, fresh, known_to_export, object_classes, tensors_of
+from backquant.graph.objects import (
+    Shell,
+    field_index,
+    fresh,
+    known_to_export,
+    object_classes,
+    part,
+    tensors_of,
+)
 
 
 class Layer:
@@ -24,6 +32,11 @@ class Slotted:
     __slots__ = ("layers", "scale")
     layers: list[Any]
     scale: float
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: Any
 
 
 @dataclass
@@ -65,3 +78,10 @@ def test_cycles_end() -> None:
     value = Cycle()
     value.itself = value
     assert object_classes(value) == {Cycle}
+
+
+def test_fields_of_named_tuples_have_a_number() -> None:
+    pair = Pair(torch.ones(1), None)
+    assert [field_index(pair, name) for name in ("first", "second", "count")] == [0, 1, None]
+    assert part(pair, "first") is pair.first
+    assert field_index(tuple(pair), "first") is None

@@ -63,6 +63,7 @@ _OBJECTS: dict[str, Any] = {
     "qscheme": _object("qscheme", Annotated[str, StringConstraints(max_length=64)]),
     "function": _object("function", Path),
     "class": _object("class", Path),
+    "partial": _object("partial", tuple[_Value, _Values, _Value]),
     "instance": _object("instance", tuple[Path, _Value]),
     "ellipsis": _object("ellipsis", Literal[True]),
 }

@@ -2,7 +2,7 @@
 
 Tags: ``node``, ``tensor``, ``tuple``, ``size``, ``namedtuple``, ``dict``, ``ordered_dict``, ``set``,
 ``slice``, ``range``, ``float`` (infinite or NaN), ``complex``, ``dtype``, ``device``, ``layout``,
-``memory_format``, ``qscheme``, ``function``, ``class``, ``instance``, ``ellipsis``.
+``memory_format``, ``qscheme``, ``function``, ``class``, ``partial``, ``instance``, ``ellipsis``.
 
 Invariant: a value comes back equal and of the same type, or is refused by name. Lists and dicts of
 ``torch.fx`` (which cannot be changed) come back as plain ones; ``torch.fx`` makes them its own again.
@@ -15,6 +15,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,6 +73,30 @@ def is_plain(cls: type, allow: Sequence[str] = ()) -> bool:
     changed = ("__reduce__", "__reduce_ex__", "__setstate__", "__getstate__")
     kept = all(getattr(cls, name, None) is getattr(object, name, None) for name in changed)
     return is_object and kept and cls.__dictoffset__ != 0
+
+
+def check_partial(value: partial[Any], allow: Sequence[str], where: str) -> None:
+    """Functions and classes of torch are given plain values by name alone, no tensor to write to; a class
+    needs a package that is allowed, whose code calls it. Raises ``ArtifactError``.
+
+    >>> check_partial(partial(nn.functional.gelu, approximate="tanh"), (), "act")
+    >>> check_partial(partial(nn.LayerNorm, eps=1e-6), (), "norm")
+    Traceback (most recent call last):
+    backquant.errors.ArtifactError: a functools.partial of LayerNorm cannot be stored with these arguments
+      where  norm
+      fix    call it in forward(), or pass allow=("package",), of the module, to save and to load
+    """
+    if is_within(class_path(value.func), allow):  # type: ignore[arg-type]
+        return
+    plain = (bool, int, float, str, type(None), torch.dtype)
+    fits = not value.args and all(isinstance(given, plain) for given in value.keywords.values())
+    if fits and not (isinstance(value.func, type) and not allow):
+        return
+    raise ArtifactError(
+        f"a functools.partial of {value.func.__name__} cannot be stored with these arguments",
+        where=where,
+        fix='call it in forward(), or pass allow=("package",), of the module, to save and to load',
+    )
 
 
 class _Attributes:
@@ -138,8 +163,14 @@ class Encoder:
         return self._named(value, where)
 
     def _named(self, value: Any, where: str) -> Any:
+        kind = type(value)
         if isinstance(value, type):
             return {"class": storable_path(value, where, self.allow)}
+        if kind is partial and not vars(value):
+            content = (value.func, list(value.args), value.keywords)
+            encoded = self._each(content, where)
+            check_partial(value, self.allow, where)
+            return {"partial": encoded}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             path = storable_path(type(value), where, self.allow)
             return {"namedtuple": [path, *self._each(value, where)]}
@@ -246,6 +277,14 @@ class Decoder:
             raise ArtifactError(f"{path} is no class of plain attributes", where=path)
         made: Any = object.__new__(cls)
         vars(made).update(self.decode(attributes, 1))
+        return made
+
+    def _read_partial(self, parts: list[Any]) -> Any:
+        function, args, keywords = self.decode(parts, 1)
+        if not callable(function):
+            raise ArtifactError("what a partial calls is no function", where=repr(parts)[:80])
+        made = partial(function, *args, **keywords)
+        check_partial(made, self.allow, repr(parts)[:80])
         return made
 
     def _read_dict(self, pairs: list[list[Any]]) -> dict[Any, Any]:

@@ -142,6 +142,17 @@ def object_classes(value: Any) -> set[type]:
     return found
 
 
+def field_index(value: Any, name: Any) -> int | None:
+    """Where the field ``name`` stands in a named tuple; ``None`` for any other value and name.
+
+    >>> from collections import namedtuple
+    >>> field_index(namedtuple("State", "h c")(1, 2), "c"), field_index((1, 2), "c")
+    (1, None)
+    """
+    fields = getattr(type(value), "_fields", ())
+    return fields.index(name) if isinstance(value, tuple) and name in fields else None
+
+
 def part(value: Any, name: str) -> Any:
     """The attribute ``name`` that ``value`` itself holds: no method, no property, nothing of its class.
 
@@ -150,10 +161,10 @@ def part(value: Any, name: str) -> Any:
     >>> part(types.SimpleNamespace(keys=1), "keys")
     1
     """
+    index = field_index(value, name)
+    if index is not None:
+        return value[index]
     held = attributes(value) if is_object(value) else {}
-    fields = getattr(type(value), "_fields", None)
-    if isinstance(value, tuple) and fields:  # a named tuple
-        held = dict(zip(fields, tuple(value), strict=True))
     if name not in held:
         raise InputError(
             f"an argument of class {type(value).__name__} has no data called {name!r}",

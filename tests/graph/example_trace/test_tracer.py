@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -38,6 +38,20 @@ def traced(model: nn.Module, *example: Any) -> Captured:
     captured = capture(model, example_inputs=example)
     captured.module.recompile()
     return captured
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def test_fields_of_a_named_tuple_are_read_by_their_number() -> None:
+    model = Net(lambda self, x: x.first[: len(x.second)] + x.second)
+    given = Pair(torch.randn(3, 4), torch.randn(2, 4))
+    captured = traced(model, given)
+    assert torch.equal(captured.module(given), model(given))
+    reads = [n for n in captured.module.graph.nodes if n.target is getattr]
+    assert {node.args[1] for node in reads} <= {"shape"}
 
 
 def unpacked(self, x):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -77,6 +79,38 @@ def test_a_module_that_fills_a_cache_stays_whole_with_what_reads_it() -> None:
     assert torch.equal(captured.module(x), model(x))
     with pytest.raises(CaptureError, match="changes an argument in place"):
         capture_export(Around().eval(), x, Speller())
+
+
+class State(NamedTuple):
+    """What titans' attention returns beside its result."""
+
+    values: torch.Tensor
+    cache: tuple[torch.Tensor, ...]
+
+
+class Keeping(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, State]:
+        shifted = x + 1 if float(x.sum()) > 1e9 else x
+        return shifted, State(shifted * 2, (x, shifted * 3))
+
+
+class Kept(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeping, self.fc = Keeping(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, state = self.keeping(x)
+        return self.fc(y) + state.values + state.cache[1]
+
+
+def test_fields_of_a_named_tuple_are_read_by_their_number() -> None:
+    """So a file may hold the graph: it reads no attribute of a class."""
+    model, x = Kept().eval(), torch.randn(3, 4)
+    captured = capture_export(model, x, Speller())
+    assert list(captured.whole) == ["keeping"]
+    assert getattr not in {node.target for node in captured.module.graph.nodes}
+    assert torch.equal(captured.module(x), model(x))
 
 
 class Boxed:

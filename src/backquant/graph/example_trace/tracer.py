@@ -18,6 +18,7 @@ from backquant.graph.example import as_arguments
 from backquant.graph.example_trace.proxy import ExampleAttribute, ExampleProxy
 from backquant.graph.example_trace.values import UNKNOWN, ExampleValues
 from backquant.graph.held import Held
+from backquant.graph.objects import field_index
 from backquant.graph.tracer import ModuleTracer, frame_line
 
 # They take sizes and give tensors: with a size of the trace among their arguments they are recorded.
@@ -217,7 +218,12 @@ class ExampleTracer(ModuleTracer):
         return made
 
     def read(self, root: ExampleProxy, name: str) -> fx.Node:
-        """The node of an attribute."""
+        """The node of an attribute; fields of a named tuple are read by their number, as a file may."""
+        index = field_index(root._value(), name)
+        if index is not None:
+            made = super().create_proxy("call_function", operator.getitem, (root, index), {})
+            self.values.run(made.node, operator.getitem)
+            return made.node
         made = super().create_proxy("call_function", getattr, (root, name), {})
         self.values.run(made.node, getattr)
         return made.node

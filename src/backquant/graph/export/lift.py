@@ -26,6 +26,7 @@ from backquant.graph.export.opaque import TENSOR, OpaqueCall, opaque_operator
 from backquant.graph.export.scopes import place_of
 from backquant.graph.export.signature import Signature, free_axes
 from backquant.graph.export.spelling import Call, Speller
+from backquant.graph.objects import field_index
 from backquant.graph.scope import Scope
 
 
@@ -190,12 +191,16 @@ class _Writer:
         found = []
         for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
             if isinstance(leaf, torch.Tensor):
-                found.append(self._part(made, path, node))
+                found.append(self._part(made, tree, path, node))
         return found
 
-    def _part(self, value: fx.Node, path: tuple[Any, ...], node: fx.Node) -> fx.Node:
+    def _part(self, value: fx.Node, tree: Any, path: tuple[Any, ...], node: fx.Node) -> fx.Node:
         for key in path:
-            if isinstance(key, pytree.GetAttrKey):
+            index = field_index(tree, getattr(key, "name", None))
+            tree = key.get(tree)
+            if index is not None:
+                value = self._graph.call_function(operator.getitem, (value, index))
+            elif isinstance(key, pytree.GetAttrKey):
                 value = self._graph.call_function(getattr, (value, key.name))
             else:
                 index = key.idx if isinstance(key, pytree.SequenceKey) else key.key
