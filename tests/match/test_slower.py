@@ -106,7 +106,7 @@ def test_operators_that_go_together_share_their_figures() -> None:
     assert set(reasons) == {1, 2}
     assert {r.asked for r in reasons.values()} == {
         "integers: 52.0 µs with what it takes to quantize and dequantize, "
-        "with 1 operators beside it"
+        "with one operator beside it"
     }
     assert {r.admitted for r in reasons.values()} == {"float: 12.0 µs"}
 

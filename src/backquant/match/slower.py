@@ -225,7 +225,8 @@ def nothing_gained(integer: float, floating: float, share: float) -> Reason:
 
 
 def _reason(plan: Plan, match: int, count: int, integer: float, floating: float) -> Reason:
-    together = f", with {count - 1} operators beside it" if count > 1 else ""
+    beside = "one operator" if count == 2 else f"{count - 1} operators"
+    together = f", with {beside} beside it" if count > 1 else ""
     asked = f"integers: {integer:.1f} µs with what it takes to quantize and dequantize{together}"
     return _slower(plan.matches[match].anchor, asked, floating)
 

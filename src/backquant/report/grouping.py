@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from backquant.reason_codes import ReasonCode
@@ -11,11 +12,17 @@ from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paths import collapsed, listed
 
 _RULES = 2  # rules named beside one reason
+_READ = "\0"  # stands for the value that an operator reads, in the reasons of operators that read others
+_MOST = 3  # values named in one reason
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Operators that stay float for one reason; ``reasons`` are those of the first."""
+    """Operators that stay float for one reason; ``reasons`` are those of the first.
+
+    Reasons that differ in the value that the operator reads are one; ``forms`` are the reasons without the
+    names of such values, ``read`` the names.
+    """
 
     operator: str
     rule: str
@@ -24,12 +31,20 @@ class Refusal:
     reasons: tuple[ReasonRow, ...]
     multiply_adds: int = 0
     uncounted: bool = False
+    forms: tuple[ReasonRow, ...] = ()
+    read: tuple[str, ...] = ()
 
     @property
     def nearest(self) -> tuple[ReasonRow, ...]:
         """The reasons against the dtype config that is nearest to what was asked."""
         first = self.reasons[0].place if self.reasons else ""
         return tuple(reason for reason in self.reasons if reason.place == first)
+
+    @property
+    def nearest_forms(self) -> tuple[ReasonRow, ...]:
+        """Those of ``nearest``."""
+        first = self.reasons[0].place if self.reasons else ""
+        return tuple(form for form in self.forms or self.reasons if form.place == first)
 
     @property
     def label(self) -> str:
@@ -49,9 +64,42 @@ def refusals(rows: Iterable[Row]) -> list[Refusal]:
     """
     groups: dict[object, list[Row]] = {}
     for row in rows:
-        plain = tuple(replace(_general(row, reason), fix="", node="") for reason in row.reasons)
-        groups.setdefault((row.operator, _rule_key(row), plain), []).append(row)
+        groups.setdefault((row.operator, _rule_key(row), _forms(row)), []).append(row)
     return [_refusal(same) for same in groups.values()]
+
+
+def _forms(row: Row) -> tuple[ReasonRow, ...]:
+    """Its reasons, without what differs between operators that are refused alike."""
+    read = _names_of(row)
+    reasons = (replace(_general(row, reason), fix="", node="") for reason in row.reasons)
+    return tuple(replace(r, admitted=read.sub(_READ, r.admitted)) for r in reasons)
+
+
+def _names_of(row: Row) -> re.Pattern[str]:
+    """The names of the values that the row reads, alone: ``add`` is not that of ``operator.add``."""
+    names = "|".join(map(re.escape, sorted(set(row.inputs), key=len, reverse=True)))
+    return re.compile(rf"(?<![\w.])(?:{names})(?![\w.(])" if names else r"(?!)")
+
+
+def _read_by(rows: Iterable[Row]) -> tuple[str, ...]:
+    """The values that are named in the reasons of ``rows``."""
+    found = (_names_of(row).findall(reason.admitted) for row in rows for reason in row.reasons)
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def told(forms: Iterable[ReasonRow], read: Sequence[str]) -> tuple[ReasonRow, ...]:
+    r"""The reasons with the values that the operators read, those of one form as one.
+
+    >>> [reason] = told([ReasonRow("rule", "", "it reads \0")], ["add_1", "add_2", "cat"])
+    >>> reason.admitted
+    'it reads add_* or cat'
+    """
+    patterns = collapsed(read)
+    shown = patterns[:_MOST]
+    if len(patterns) > _MOST:
+        shown.append(f"one of {len(patterns) - _MOST} more")
+    names = " or ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    return tuple(replace(form, admitted=form.admitted.replace(_READ, names)) for form in forms)
 
 
 def by_cost(groups: Iterable[Refusal]) -> list[Refusal]:
@@ -68,11 +116,15 @@ def by_cost(groups: Iterable[Refusal]) -> list[Refusal]:
 def _refusal(same: list[Row]) -> Refusal:
     first = same[0]
     rule = ", ".join(collapsed(row.rule for row in same)[:_RULES])
+    forms, read = _forms(first), _read_by(same)
     reasons = first.reasons
     if len(same) > 1:
+        general = told(forms, read)
         reasons = tuple(
-            replace(reason, asked=f"{rule} is None: skip") if _is_skip(first, reason) else reason
-            for reason in reasons
+            replace(reason, asked=f"{rule} is None: skip")
+            if _is_skip(first, reason)
+            else replace(reason, admitted=form.admitted)
+            for reason, form in zip(reasons, general, strict=True)
         )
     return Refusal(
         operator=first.operator,
@@ -82,6 +134,8 @@ def _refusal(same: list[Row]) -> Refusal:
         reasons=reasons,
         multiply_adds=sum(row.multiply_adds for row in same),
         uncounted=any(row.uncounted for row in same),
+        forms=forms,
+        read=read,
     )
 
 

@@ -7,9 +7,10 @@ import os
 from typing import Any
 
 from backquant.files import write_text
-from backquant.report.grouping import Refusal, by_cost, kernel_counts, refusals, rules_differ
+from backquant.report.grouping import by_cost, kernel_counts, refusals, rules_differ
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, Drawing, lay_out
 from backquant.report.model import Report, Row
+from backquant.report.paragraphs import paragraphs
 from backquant.report.share import advice, computed_once, percent, share_words, without_cost
 from backquant.report.template import page_template
 from backquant.report.text import human_bytes, summary
@@ -41,7 +42,7 @@ def render_html(report: Report) -> str:
         state_names=_STATES,
         rules_differ=rules_differ(report),
         kernels=kernel_counts(report),
-        refusals=_sorted(refusals(report.float_rows)),
+        paragraphs=paragraphs(refusals(report.float_rows)),
         costly=_costly(report),
         free=without_cost(refusals(report.float_rows)),
         rows=rows,
@@ -107,11 +108,6 @@ def _drawn_inputs(report: Report) -> dict[str, list[str]]:
         )
         for row in report.operators
     }
-
-
-def _sorted(groups: list[Refusal]) -> list[Refusal]:
-    costly = by_cost(groups)
-    return [*costly, *(group for group in groups if group not in costly)]
 
 
 def _costly(report: Report) -> list[dict[str, Any]]:

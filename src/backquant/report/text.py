@@ -14,20 +14,17 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from backquant.reason_codes import ReasonCode
 from backquant.report.grouping import (
-    Refusal,
-    by_cost,
     dtype_letters,
     kernel_counts,
     refusals,
     rules_differ,
 )
 from backquant.report.model import ReasonRow, Report, Row
+from backquant.report.paragraphs import Paragraph, paragraphs
 from backquant.report.share import computed_once, float_by_cost, share_text
 
 _STYLE = {"quantized": "green", "integers": "cyan", "float": "yellow", "not_tensor": "dim"}
-_FEW_REFUSALS = 4  # paragraphs about what has no entry and no cost, before they are one
 _FEW = 8  # entries that no operator reached: more are told by the page and by ``unreached_entries``
 
 
@@ -65,7 +62,8 @@ def renderable(report: Report) -> Group:
         parts += _lines(["", *dtypes] if dtypes else [])
         parts += [Text(""), operators_table(report, letters)]
     parts += _lines(_notes(report))
-    parts += _paragraphs(report)
+    said = paragraphs(refusals(report.float_rows))
+    parts += [_paragraph(paragraph, report.backend) for paragraph in said]
     shown = {row.node for row in report.float_rows}
     parts += [_left(reason) for reason in report.unlowered if reason.node not in shown]
     return Group(*parts)
@@ -165,45 +163,30 @@ def _notes(report: Report) -> Iterator[str]:
 
 def _reason_lines(reason: ReasonRow) -> list[str]:
     lines = [f"  asked     {reason.asked}"] if reason.asked else []
-    if reason.admitted or reason.place:
+    if reason.admitted:
         place = f"   {reason.place}" if reason.place else ""
-        lines.append(f"  admitted  {reason.admitted}{place}".rstrip())
+        lines.append(f"  admitted  {reason.admitted}{place}")
+    elif reason.place:
+        lines.append(f"  where     {reason.place}")
     if reason.fix:
         lines.append("  fix       " + reason.fix.replace("\n", "\n            "))
     return lines
 
 
-def _paragraphs(report: Report) -> Iterator[Text]:
-    """One for each reason, those with most multiply-adds first; operators that multiply nothing and that
-    no entry is for are one."""
-    groups = refusals(report.float_rows)
-    costly = by_cost(groups)
-    plain = [group for group in groups if _is_plain(group)]
-    plain = plain if len(plain) >= _FEW_REFUSALS else []
-    rest = [group for group in groups if group not in plain and group not in costly]
-    yield from map(_refusal, [*costly, *rest])
-    if plain:
-        count = sum(len(group.nodes) for group in plain)
-        lines = [f"\n{count} operators without multiply-adds  stay float", "  rule      no-entry"]
-        lines.append(f"  admitted  {report.backend} has no entry for any of:")
-        lines += [f"            {group.operator}  {group.label}" for group in plain]
-        yield Text("\n".join(lines))
-
-
-def _is_plain(group: Refusal) -> bool:
-    rules = {reason.rule for reason in group.reasons}
-    free = not group.multiply_adds and not group.uncounted
-    return (
-        free and rules == {ReasonCode.NO_ENTRY} and not any(reason.fix for reason in group.reasons)
-    )
-
-
-def _refusal(refusal: Refusal) -> Text:
-    verb = "stays" if len(refusal.nodes) == 1 else "stay"
-    rule = f"   QConfigMapping: {refusal.rule}" if refusal.rule else ""
-    lines = [f"\n{refusal.label}  {refusal.operator}  {verb} float"]
-    for reason in refusal.nearest:
+def _paragraph(paragraph: Paragraph, backend: str) -> Text:
+    verb = "stays" if paragraph.count == 1 else "stay"
+    rule = f"   QConfigMapping: {paragraph.rule}" if paragraph.rule else ""
+    lines = [f"\n{paragraph.title}  {verb} float"]
+    for reason in paragraph.reasons:
         lines += [f"  rule      {reason.rule}{rule}", *_reason_lines(reason)]
+    if paragraph.has_no_entry:
+        lines.append(f"  admitted  {backend} has no entry for any of:")
+    several = len(paragraph.refusals) > 1
+    for part in paragraph.parts:
+        differing = paragraph.differing(part)
+        lines += [f"            {differing}:"] if differing else []
+        indent = " " * (14 if differing else 12)
+        lines += [f"{indent}{r.operator}  {r.label}" for r in part.refusals if several]
     return Text("\n".join(lines))
 
 

@@ -1,0 +1,205 @@
+"""What is said of the operators that stay float: one paragraph for each reason, over all that it holds for.
+
+A paragraph has one rule and one fix. Operators that were refused alike in it are a ``Part``: those that read
+other float values, or those of a group that is slower on integers than in float, of whatever kind. Groups of
+the same kinds of operators whose times differ are one part, with the least and the greatest time; each
+operator's own are in its row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from backquant.reason_codes import ReasonCode
+from backquant.report.grouping import Refusal, by_cost, told
+from backquant.report.model import ReasonRow
+from backquant.report.paths import collapsed
+
+_TIME = re.compile(r"(\d+(?:\.\d+)?) µs")
+_RULES = 2  # rules of the QConfigMapping that are named beside one reason
+
+
+@dataclass(frozen=True)
+class Part:
+    """Refusals with the same reasons: ``asked`` and ``admitted`` are those of each reason."""
+
+    refusals: tuple[Refusal, ...]
+    reasons: tuple[ReasonRow, ...]
+
+    @property
+    def count(self) -> int:
+        """How many operators."""
+        return sum(len(refusal.nodes) for refusal in self.refusals)
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Parts with the same rules, fixes and places."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """Those of all parts."""
+        return tuple(refusal for part in self.parts for refusal in part.refusals)
+
+    @property
+    def count(self) -> int:
+        """How many operators."""
+        return sum(part.count for part in self.parts)
+
+    @property
+    def reasons(self) -> tuple[ReasonRow, ...]:
+        """Those of the first part, without what differs from part to part."""
+        first = self.parts[0].reasons
+        return tuple(
+            replace(
+                reason,
+                asked=reason.asked if self._alike(i, "asked") else "",
+                admitted=reason.admitted if self._alike(i, "admitted") else "",
+            )
+            for i, reason in enumerate(first)
+        )
+
+    @property
+    def rule(self) -> str:
+        """The rules of the mapping that applied."""
+        return ", ".join(collapsed(r.rule for r in self.refusals if r.rule)[:_RULES])
+
+    @property
+    def title(self) -> str:
+        """Which operators, or how many of how many kinds."""
+        [*several] = self.refusals
+        if len(several) == 1:
+            return f"{several[0].label}  {several[0].operator}"
+        free = not any(refusal.multiply_adds or refusal.uncounted for refusal in several)
+        return f"{self.count} operators" + (" without multiply-adds" if free else "")
+
+    @property
+    def has_no_entry(self) -> bool:
+        """Whether it is about operators of several kinds that the backend has no entry for."""
+        rules = {reason.rule for reason in self.parts[0].reasons}
+        return len(self.parts) > 1 and rules == {ReasonCode.NO_ENTRY}
+
+    def differing(self, part: Part) -> str:
+        """What of the reasons of ``part`` does not hold for all parts, but their names."""
+        if self.has_no_entry:
+            return ""
+        texts = [
+            getattr(reason, field)
+            for i, reason in enumerate(part.reasons)
+            for field in ("asked", "admitted")
+            if not self._alike(i, field)
+        ]
+        return "; ".join(text for text in texts if text)
+
+    def _alike(self, position: int, field: str) -> bool:
+        return (
+            not self.has_no_entry
+            and len({getattr(part.reasons[position], field) for part in self.parts}) == 1
+        )
+
+
+def paragraphs(groups: Iterable[Refusal]) -> list[Paragraph]:
+    """Those about the most expensive operators first, the others in the order of the graph.
+
+    >>> no_entry = ReasonRow("no-entry", "add", "x86 has no entry")
+    >>> kinds = [Refusal(kind, "", (kind,), (kind,), (no_entry,), 0) for kind in ("add", "mul")]
+    >>> [(one.title, len(one.parts)) for one in paragraphs(kinds)]
+    [('2 operators without multiply-adds', 1)]
+    """
+    groups = list(groups)
+    costly = by_cost(groups)
+    known = {id(group) for group in costly}
+    same: dict[object, list[Refusal]] = {}
+    for group in [*costly, *(group for group in groups if id(group) not in known)]:
+        same.setdefault(_topic(group), []).append(group)
+    return [_paragraph(alike) for alike in same.values()]
+
+
+def _topic(group: Refusal) -> object:
+    """What refusals of one paragraph share. An operator that multiplies and has no entry has its own."""
+    if not group.reasons:
+        return ("no reason", group.operator, group.rule)
+    rules = tuple((reason.rule, reason.fix, reason.place) for reason in group.nearest)
+    costs = bool(group.multiply_adds or group.uncounted)
+    slower = all(reason.rule == ReasonCode.SLOWER_THAN_FLOAT for reason in group.nearest)
+    return (rules, group.operator if costs and not slower else "")
+
+
+def _paragraph(groups: list[Refusal]) -> Paragraph:
+    same: dict[object, list[Refusal]] = {}
+    for group in groups:
+        said = tuple((form.asked, form.admitted) for form in group.nearest_forms)
+        same.setdefault(said, []).append(group)
+    alike: dict[object, list[Part]] = {}
+    for part in map(_part, same.values()):
+        alike.setdefault(_kinds(part), []).append(part)
+    return Paragraph(tuple(map(_merged, alike.values())))
+
+
+def _part(groups: list[Refusal]) -> Part:
+    first = groups[0]
+    if len(groups) == 1:
+        return Part((first,), first.nearest)
+    read = tuple(dict.fromkeys(name for group in groups for name in group.read))
+    general = zip(first.nearest, told(first.nearest_forms, read), strict=True)
+    return Part(
+        tuple(groups), tuple(replace(said, admitted=form.admitted) for said, form in general)
+    )
+
+
+def _kinds(part: Part) -> object:
+    """What parts have in common whose reasons differ in measured times only."""
+    texts = tuple((_TIME.sub("", r.asked), _TIME.sub("", r.admitted)) for r in part.reasons)
+    measured = any(_TIME.search(reason.admitted) for reason in part.reasons)
+    kinds = frozenset(refusal.operator for refusal in part.refusals)
+    return (texts, kinds) if measured else (id(part),)
+
+
+def _merged(parts: list[Part]) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    kinds: dict[str, list[Refusal]] = {}
+    for part in parts:
+        for refusal in part.refusals:
+            kinds.setdefault(refusal.operator, []).append(refusal)
+    reasons = zip(*(part.reasons for part in parts), strict=True)
+    return Part(tuple(map(_together, kinds.values())), tuple(map(_ranged, reasons)))
+
+
+def _together(refusals: list[Refusal]) -> Refusal:
+    return replace(
+        refusals[0],
+        names=tuple(dict.fromkeys(name for refusal in refusals for name in refusal.names)),
+        nodes=tuple(node for refusal in refusals for node in refusal.nodes),
+        rule=", ".join(dict.fromkeys(refusal.rule for refusal in refusals if refusal.rule)),
+        multiply_adds=sum(refusal.multiply_adds for refusal in refusals),
+        uncounted=any(refusal.uncounted for refusal in refusals),
+    )
+
+
+def _ranged(reasons: tuple[ReasonRow, ...]) -> ReasonRow:
+    return replace(
+        reasons[0],
+        asked=_ranges([reason.asked for reason in reasons]),
+        admitted=_ranges([reason.admitted for reason in reasons]),
+    )
+
+
+def _ranges(texts: list[str]) -> str:
+    """Texts that differ in times, as one.
+
+    >>> _ranges(["9.1 µs in all", "12 µs in all", "10.5 µs in all"]), _ranges(["2 µs", "2 µs"])
+    ('9.1 to 12 µs in all', '2 µs')
+    """
+    columns = zip(*(_TIME.findall(text) for text in texts), strict=True)
+    ends = iter([(min(times, key=float), max(times, key=float)) for times in columns])
+
+    def fill(_: re.Match[str]) -> str:
+        low, high = next(ends)
+        return f"{low} µs" if low == high else f"{low} to {high} µs"
+
+    return _TIME.sub(fill, texts[0])
