@@ -50,6 +50,11 @@ CASES: dict[str, tuple[Callable[[], object], int]] = {
         lambda: torch.conv_tbc(torch.ones(6, 2, 3), torch.ones(3, 3, 5), torch.ones(5)),
         4 * 2 * 3 * 3 * 5,
     ),
+    "distances of few rows": (
+        lambda: torch.cdist(torch.ones(2, 3, 4), torch.ones(2, 5, 4)),
+        2 * 3 * 5 * 4,
+    ),
+    "distances of many": (lambda: torch.cdist(torch.ones(40, 4), torch.ones(50, 4)), 40 * 50 * 4),
     "bilinear": (lambda: nn.Bilinear(3, 4, 5)(torch.ones(2, 3), torch.ones(2, 4)), 2 * 3 * 4 * 5),
     "grouped matrix product": (
         lambda: F.grouped_mm(torch.ones(8, 16), torch.ones(2, 16, 32), offs=OFFSETS),

@@ -2,9 +2,10 @@
 
 PyTorch's own formulas (``torch.utils.flop_counter``: matrix products, convolutions, attention) count two
 operations for each multiply-add. They know nothing of grouped matrix products, of matrix times vector, of
-bilinear layers, and of the fused operators that recurrent layers and attention run as on the CPU: here are
-those, and the commonest, for which PyTorch's take several times as long as a small product itself. What
-solves or decomposes matrices, and what multiplies sparse ones, has no such formula.
+bilinear layers, of distances (a matrix product where there are many rows), and of the fused operators that
+recurrent layers and attention run as on the CPU: here are those, and the commonest, for which PyTorch's take
+several times as long as a small product itself. What solves or decomposes matrices, and what multiplies sparse
+ones, has no such formula.
 """
 
 from __future__ import annotations
@@ -87,6 +88,11 @@ def _grouped_rows(x: Any, weight: Any, offsets: Any, **_: Any) -> int:
     return int(x.numel()) * columns(weight, offsets)
 
 
+def _distances(a: Any, *_: Any, out: Any, **__: Any) -> int:
+    """``cdist``: a multiply-add for each value of each pair of rows; a [..., rows, width]."""
+    return int(out.numel()) * int(a.shape[-1])
+
+
 def _trilinear(a: Any, b: Any, c: Any, *expand: Any, **_: Any) -> int:
     """The product of three tensors, which are given dimensions of size 1 first."""
     sizes = []
@@ -163,6 +169,8 @@ _OWN: Mapping[Any, Formula] = {
     _aten._grouped_mm: _grouped,
     grouped_linear.overloadpacket: _grouped_rows,
     _aten._trilinear: _trilinear,
+    _aten._euclidean_dist: _distances,
+    _aten._cdist_forward: _distances,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_fused_attention_overrideable: _attention,
     _aten.mkldnn_rnn_layer: _recurrent,
