@@ -4,8 +4,8 @@ PyTorch's own formulas (``torch.utils.flop_counter``: matrix products, convoluti
 operations for each multiply-add. They know nothing of grouped matrix products, of matrix times vector, of
 bilinear layers, of distances (a matrix product where there are many rows), and of the fused operators that
 recurrent layers and attention run as on the CPU: here are those, and the commonest, for which PyTorch's take
-several times as long as a small product itself. What solves or decomposes matrices, and what multiplies sparse
-ones, has no such formula.
+several times as long as a small product itself. What solves or decomposes matrices, and what multiplies
+sparse ones, has no such formula.
 """
 
 from __future__ import annotations

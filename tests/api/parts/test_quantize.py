@@ -246,3 +246,34 @@ def test_messages() -> None:
         snapshot(Path(__file__), name, str(raised.value))
     with pytest.raises(UsageError):
         backquant.quantize_parts("model.pt2", calibration=data())  # type: ignore[arg-type]
+
+
+class Pooled(nn.Module):
+    """As in sentence-transformers: modules that hand a dict on, which each adds its results to."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Block(16)
+
+        def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            features["hidden"] = self.net(features["x"])
+            return features
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = self.Encoder()
+
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.encoder(features)
+        hidden = features["hidden"]
+        return hidden[hidden.sum(1) > 0]
+
+
+def test_dicts_that_parts_add_to_stay_as_they_were() -> None:
+    batches = [({"x": x},) for x in data()]
+    found = backquant.quantize_parts(Pooled().eval(), calibration=batches, slower="keep")
+    assert list(found.parts) == ["encoder.net"] and found.coverage == 1
+    assert [list(features) for (features,) in batches] == [["x"]] * 4
+    assert "changes its inputs" in found.in_float["encoder"]
+    assert found({"x": data()[0]}).shape[1] == 16

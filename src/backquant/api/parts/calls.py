@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from backquant.graph import as_arguments
 from backquant.graph.clone import with_own_buffers
@@ -126,19 +126,27 @@ def as_batch(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def changes_inputs(part: nn.Module, batch: Any) -> bool:
-    """Whether a call writes other values to its inputs, which the model that calls it may read afterwards.
+    """Whether a call writes to its inputs, or adds to a dict or list of them: the model that calls it may
+    read them afterwards.
 
     >>> changes_inputs(nn.ReLU(inplace=True), (-torch.ones(2),)), changes_inputs(nn.ReLU(), (-torch.ones(2),))
     (True, False)
     """
     given = _copied(batch)
-    run(part, given)
-    pairs = zip(tree_leaves(batch), tree_leaves(given), strict=True)
+    _run(part, given)
+    before, after = tree_flatten(batch), tree_flatten(given)
+    if before[1] != after[1]:
+        return True
+    pairs = zip(before[0], after[0], strict=True)
     return not all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
 
 
 def run(model: nn.Module, batch: Any) -> Any:
-    """What ``model`` gives for a batch, without gradients; its buffers stay as they are."""
+    """What ``model`` gives for a batch, without gradients; its buffers and the batch stay as they are."""
+    return _run(model, _copied(batch))
+
+
+def _run(model: nn.Module, batch: Any) -> Any:
     args, kwargs = as_arguments(batch)
     with torch.no_grad(), with_own_buffers(model):
         return model(*args, **kwargs)
