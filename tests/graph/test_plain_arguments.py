@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
+import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 import backquant
+from backquant.graph.plain_arguments import plain, plain_shapes, with_plain_arguments
 
 
 class Step(nn.Module):
@@ -50,3 +54,92 @@ def test_the_tensors_of_an_object_are_inputs(tmp_path) -> None:
     feed = dict(zip(names, (np.asarray(tensor) for tensor in tensors), strict=True))
     found = torch.from_numpy(session.run(None, feed)[0])
     assert torch.allclose(found, quantized(**new), atol=0.1)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Registered:
+    def __init__(self, keys: Any, seen: Any) -> None:
+        self.keys, self.seen = keys, seen
+
+
+def _open(value: Registered) -> tuple[list[Any], None]:
+    return [value.keys, value.seen], None
+
+
+def _with_keys(value: Registered) -> tuple[list[tuple[Any, Any]], None]:
+    return [(pytree.GetAttrKey(n), getattr(value, n)) for n in ("keys", "seen")], None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Any:
+    pytree.register_pytree_node(
+        Registered, _open, lambda parts, _: Registered(*parts), flatten_with_keys_fn=_with_keys
+    )
+    yield
+    pytree._deregister_pytree_node(Registered)
+
+
+def _opened(read: Any, *args: Any) -> Any:
+    graph = fx.Graph()
+    nodes = [graph.placeholder(name) for name in ("x", "y")[: len(args)]]
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    graph.output(read(*(fx.Proxy(node, tracer) for node in nodes)).node)
+    module = fx.GraphModule({}, graph)
+    given, kwargs = with_plain_arguments(module, args, {})
+    assert not kwargs
+    return given, module(*given)
+
+
+def total(values: Any) -> torch.Tensor:
+    """Looks at a named tuple as a whole."""
+    assert type(values) is Pair
+    return values.first + values.second
+
+
+fx.wrap("total")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.first + x[1],
+        lambda x: x[-2] + x.second,
+        lambda x: fx.Proxy(x.node.graph.call_function(total, (x.node,)), x.tracer),
+        lambda x: (x[:1] + x[1:])[0] + x.second,
+    ],
+    ids=["fields", "negative", "whole", "slices"],
+)
+def test_named_tuples_are_dicts(read: Any) -> None:
+    pair = Pair(torch.ones(2), torch.tensor([2.0, 3.0]))
+    given, found = _opened(read, pair)
+    assert given == ({"first": pair.first, "second": pair.second},)
+    assert found.tolist() == [3, 4]
+
+
+def test_objects_of_any_kind_inside_of_each_other() -> None:
+    x = torch.ones(2)
+    value = (Pair(Registered(x, SimpleNamespace(a=x + 1)), [Pair(x + 2, x)]), 3)
+    given, found = _opened(lambda x: x[0].first.seen.a + x[0][1][0].first, value)
+    assert found.tolist() == [5, 5]
+    assert type(given[0]) is tuple and given[0][0]["first"]["seen"] == {
+        "a": given[0][0]["first"]["seen"]["a"]
+    }
+    assert plain([x, (x, {"a": x})])[1][0] is x
+
+
+def test_shapes_of_what_becomes_a_dict() -> None:
+    x, free = torch.ones(2, 3), {0: "batch"}
+    pair, registered = Pair(x, [x, x]), Registered(x, x)
+    opened = {"first": free, "second": [None, free]}
+    for given in (Pair(free, [None, free]), (free, [None, free]), opened):
+        assert plain_shapes({"p": given, "x": free}, ["x", "p"], (x,), {"p": pair}) == {
+            "p": opened,
+            "x": free,
+        }
+    found = plain_shapes(([free, None], None), ["r", "x"], (registered, x), {})
+    assert found == [{"keys": free, "seen": None}, None]
+    assert plain_shapes({"x": free}, ["x"], (x,), {}) == {"x": free}

@@ -21,7 +21,8 @@ from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
-from backquant.graph.plain_arguments import with_plain_arguments
+from backquant.graph.plain_arguments import plain_shapes, with_plain_arguments
+from backquant.graph.plain_outputs import with_plain_outputs
 from backquant.match import Plan
 from backquant.runtime import QuantizedModel
 from backquant.runtime.as_integers import as_integers
@@ -184,10 +185,12 @@ def job_of(
     names = [str(node.target) for node in reference.module.graph.find_nodes(op="placeholder")]
     _check_names(dynamic_shapes, names)
     module = portable(reference.module, config.qdq or QDQRules())
+    dynamic_shapes = plain_shapes(dynamic_shapes, names, args, kwargs)
     args, kwargs = with_plain_arguments(module, args, kwargs)
     args, kwargs = with_row_major(with_two_on_free_axes(args, kwargs, dynamic_shapes, names))
     shown = _costs(module, kwargs if kwargs and not args else args)
     costs = shown.multiply_adds
+    with_plain_outputs(module, args, kwargs)
     if config.qdq is not None and config.qdq.columns != "columns":
         lay_columns(module, args, dict(kwargs), config.qdq.columns)
     if dynamic_shapes is None:

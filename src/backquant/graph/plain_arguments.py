@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.utils import _pytree as pytree
 
 from backquant.graph.objects import Shell, object_classes, part
+
+_CONTAINERS = frozenset(
+    (tuple, list, dict, OrderedDict, defaultdict, deque, immutable_list, immutable_dict, torch.Size)
+)
 
 
 def with_plain_arguments(
@@ -35,34 +43,98 @@ def with_plain_arguments(
     >>> args, module(*args)
     (({'keys': tensor([1.])},), tensor([1.]))
     """
-    values = [*args, *kwargs.values()]
-    if not any(map(object_classes, values)):
+    if not _is_opened([*args, *kwargs.values()]):
         return args, dict(kwargs)
     places = list(module.graph.find_nodes(op="placeholder"))
     by_name = {str(node.target): node for node in places}
     given = [*zip(places, args, strict=False)]
     given += [(by_name[name], value) for name, value in kwargs.items() if name in by_name]
+    last = places[-1]
     for node, value in given:
-        _read_items(node, value)
+        _read_items(node, value, last)
     module.recompile()
     return tuple(map(plain, args)), {name: plain(value) for name, value in kwargs.items()}
 
 
 def plain(value: Any) -> Any:
-    """``value`` with a dict in place of each object in it.
+    """``value`` with a dict in place of each object in it: of each named tuple, each instance of a class that
+    is registered with ``torch.utils._pytree``, and each other object.
 
     >>> import types, torch
     >>> plain([types.SimpleNamespace(keys=torch.ones(1)), 2])
     [{'keys': tensor([1.])}, 2]
     """
-    if isinstance(value, (list, tuple)) and object_classes(value):
-        return [plain(item) for item in value]
+    if not _is_opened(value):
+        return value
+    parts = _opened(value)
+    if parts is not None:
+        return {name: plain(item) for name, item in parts.items()}
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    if object_classes(value):
+    return (tuple if isinstance(value, tuple) else list)(map(plain, value))
+
+
+def plain_shapes(
+    dynamic_shapes: Any, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """``dynamic_shapes`` for the ``plain`` arguments, of which ``names`` has the names.
+
+    For a named tuple it may have a tuple, a list, or a dict by field; for other objects a list or a dict.
+
+    >>> from collections import namedtuple
+    >>> import torch
+    >>> state = namedtuple("State", "h c")(torch.ones(2, 3), torch.ones(2, 3))
+    >>> plain_shapes({"state": ({0: "batch"}, None)}, ["state"], (state,), {})
+    {'state': {'h': {0: 'batch'}, 'c': None}}
+    """
+    if dynamic_shapes is None or not _is_opened([*args, *kwargs.values()]):
+        return dynamic_shapes
+    if isinstance(dynamic_shapes, Mapping):
+        values = dict(zip(names, args, strict=False)) | dict(kwargs)
+        return {name: _plain_shape(each, values.get(name)) for name, each in dynamic_shapes.items()}
+    values_in_order = [*args, *kwargs.values()]
+    return [_plain_shape(*pair) for pair in zip(dynamic_shapes, values_in_order, strict=False)]
+
+
+def _plain_shape(shape: Any, value: Any) -> Any:
+    if shape is None or not _is_opened(value):
+        return shape
+    parts = _opened(value)
+    if parts is None and not isinstance(value, dict):
+        made = [_plain_shape(*pair) for pair in zip(shape, value, strict=False)]
+        return (tuple if isinstance(value, tuple) else list)(made)
+    items = value if parts is None else parts
+    given = shape if isinstance(shape, Mapping) else dict(zip(items, shape, strict=False))
+    return {name: _plain_shape(given.get(name), item) for name, item in items.items()}
+
+
+def _opened(value: Any) -> dict[Any, Any] | None:
+    """The parts of an object by name; ``None`` for tensors, plain values, and plain containers of them."""
+    kind: Any = type(value)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return dict(zip(kind._fields, tuple(value), strict=True))
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is not None:
+        if kind in _CONTAINERS or node.flatten_with_keys_fn is None:
+            return None
+        pairs = node.flatten_with_keys_fn(value)[0]
+        if not all(isinstance(key, (pytree.GetAttrKey, pytree.MappingKey)) for key, _ in pairs):
+            return None
+        return {getattr(key, "name", getattr(key, "key", None)): item for key, item in pairs}
+    if object_classes(value) and not isinstance(value, (list, tuple, dict)):
         parts, shell = Shell.of(value)
-        return dict(zip(shell.names, map(plain, parts), strict=True))
-    return value
+        return dict(zip(shell.names, parts, strict=True))
+    return None
+
+
+def _is_opened(value: Any) -> bool:
+    """Whether there is something in ``value`` that ``_opened`` takes apart."""
+    if isinstance(value, torch.Tensor):
+        return False
+    if _opened(value) is not None:
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (list, tuple, dict)) and any(map(_is_opened, items))
 
 
 def by_position(
@@ -106,16 +178,47 @@ def arguments_of(graph: fx.Graph) -> list[tuple[str, Any]]:
     ]
 
 
-def _read_items(node: fx.Node, value: Any) -> None:
-    """Make what reads ``value``, the value of ``node``, read the dict that it becomes."""
-    if not object_classes(value):
+def _read_items(node: fx.Node, value: Any, last: fx.Node) -> None:
+    """Make what reads ``value``, the value of ``node``, read the dict that it becomes; ``last`` is the last
+    of the arguments, or ``node`` itself."""
+    if not _is_opened(value):
         return
+    parts = _opened(value)
+    others = []
     for user in list(node.users):
-        if user.op != "call_function" or not user.args or user.args[0] is not node:
-            continue
-        if user.target in (getattr, part):
-            name = str(user.args[1])
-            _read_items(user, part(value, name))
-            user.target = operator.getitem
-        elif user.target is operator.getitem:
-            _read_items(user, value[user.args[1]])
+        key = _key_read(user, node, value)
+        if parts is None and key is not None:
+            _read_items(user, value[key], user)
+        elif parts is not None and key in parts:
+            user.target, user.args = operator.getitem, (node, key)
+            _read_items(user, parts[key], user)
+        else:
+            others.append(user)
+    if others and isinstance(value, tuple) and parts is not None:
+        _rebuild(node, value, others, last)
+
+
+def _key_read(user: fx.Node, node: fx.Node, value: Any) -> Any:
+    """Which part of ``value``, the value of ``node``, ``user`` reads; ``None``: the whole, or a slice."""
+    if user.op != "call_function" or len(user.args) < 2 or user.args[0] is not node:
+        return None
+    key = user.args[1]
+    if user.target in (getattr, part):
+        return key
+    if user.target is not operator.getitem or isinstance(key, (slice, fx.Node)):
+        return None
+    return value._fields[key] if hasattr(value, "_fields") else key
+
+
+def _rebuild(node: fx.Node, value: Any, users: Sequence[fx.Node], last: fx.Node) -> None:
+    """``users`` take the named tuple ``value`` as a whole: one is made for them of its parts."""
+    items = []
+    for name in value._fields:
+        with node.graph.inserting_after(last):
+            last = node.graph.call_function(operator.getitem, (node, name))
+        _read_items(last, getattr(value, name), last)
+        items.append(last)
+    whole = type(value)(*items)
+    for user in users:
+        given = fx.node.map_arg((user.args, user.kwargs), lambda n: whole if n is node else n)
+        user.args, user.kwargs = given

@@ -6,6 +6,8 @@ import re
 import shutil
 import zipfile
 from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -163,3 +165,36 @@ def test_activations_are_in_the_kernels(tmp_path) -> None:
     assert len(calls) == 5
     for activation in ("swish", "hardswish", "gelu"):
         assert sum(f'"{activation}"' in line for line in lines) == 1
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class Stepping(nn.Module):
+    """Takes and gives a named tuple, and more than tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, state: Pair) -> dict[str, Any]:
+        made = Pair(self.first(state.first), self.second(state[1]))
+        return {"state": made, "kind": "step", "scale": 0.5, "rest": None, "best": made[0].max(1)}
+
+
+def test_named_tuples_and_values_that_are_no_tensors(tmp_path: Path) -> None:
+    states = [Pair(torch.randn(3, 8), torch.randn(3, 8)) for _ in range(2)]
+    options: dict[str, Any] = {"backend": "inductor_x86", "calibration": [(s,) for s in states]}
+    quantized = backquant.quantize(Stepping().eval(), (states[0],), slower="keep", **options)
+    sizes = {"state": ({0: "batch"}, {0: "batch"})}
+    path = tmp_path / "m.pt2"
+    exported = backquant.export(quantized, path, dynamic_shapes=sizes, options=FAST)
+    assert exported.integer_share == 1.0
+    state = Pair(torch.randn(5, 8), torch.randn(5, 8))
+    found, wanted = torch._inductor.aoti_load_package(str(path))(state), quantized(state)
+    assert list(found) == ["state", "kind", "scale", "rest", "best"]
+    assert (found["kind"], found["rest"], found["scale"].item()) == (None, None, 0.5)
+    assert torch.allclose(found["state"]["second"], wanted["state"].second, atol=0.1)
+    assert torch.allclose(found["best"][0], wanted["best"].values, atol=0.1)

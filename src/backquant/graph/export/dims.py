@@ -43,7 +43,8 @@ def as_dims(dynamic_shapes: Any) -> Any:
         if isinstance(value, Mapping):
             return {key: converted(item) for key, item in value.items()}
         if isinstance(value, (tuple, list)):
-            return type(value)(converted(item) for item in value)
+            made = [converted(item) for item in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         return value
 
     return converted(dynamic_shapes)

@@ -22,7 +22,13 @@ from backquant.files import workspace
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims
 from backquant.graph.export.program import failure_of
-from backquant.graph.plain_arguments import arguments_of, by_position, plain, with_plain_arguments
+from backquant.graph.plain_arguments import (
+    arguments_of,
+    by_position,
+    plain,
+    plain_shapes,
+    with_plain_arguments,
+)
 from backquant.graph.quiet import quiet
 from backquant.native.epilogue import has_kernels
 from backquant.operators.windows import cut_windows
@@ -89,6 +95,8 @@ def compile_graph(
     register_attention()
     start = time.perf_counter()
     signature = arguments_of(graph_module.graph)
+    names = [name for name, _ in signature]
+    dynamic_shapes = plain_shapes(dynamic_shapes, names, arguments, {})
     given, _ = with_plain_arguments(graph_module, arguments, {})
     given = tree_map_only(torch.Tensor, torch.Tensor.contiguous, given)
     exported = _exported(graph_module, given, dynamic_shapes)
