@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import backquant
 from backquant.deploy.decomposed import decomposed_for_runtimes
 from backquant.deploy.program import export_program
+from backquant.errors import ExportError
 
 WORDS, OFFSETS = torch.tensor([1, 4, 4, 0, 7, 2]), torch.tensor([0, 2, 2, 5])  # the second is empty
 
@@ -112,3 +115,48 @@ def test_joins_of_lists(join: Any, tmp_path: Path) -> None:
     made = backquant.quantize(model, x, backend="openvino", calibration=[x], slower="keep")
     backquant.export(made, tmp_path / "m.xml", example_inputs=x)
     assert torch.allclose(torch.from_numpy(_run(tmp_path / "m.xml", x)), made(x), atol=0.05)
+
+
+class Projected(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.rnn = nn.Linear(8, 8), nn.LSTM(8, 12, batch_first=True, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rnn(self.fc(x))[0]
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True, "bias": False}], ids=["one", "four"]
+)
+def test_lstm_with_projections(options: Any, backend: str, tmp_path: Path) -> None:
+    model, x = Projected(proj_size=4, **options).eval(), torch.randn(2, 5, 8)
+    made = backquant.quantize(model, x, backend=backend, calibration=[x], slower="keep")
+    path = tmp_path / ("m.xml" if backend == "openvino" else "m.onnx")
+    backquant.export(made, path, example_inputs=x)
+    assert torch.allclose(torch.from_numpy(_run(path, x)), made(x), atol=0.02)
+
+
+def test_lstm_with_projections_of_any_length(tmp_path: Path) -> None:
+    model, x = Projected(proj_size=4).eval(), torch.randn(2, 5, 8)
+    made = backquant.quantize(model, x, backend="onnxruntime", calibration=[x], slower="keep")
+    with pytest.raises(ExportError, match="fixes the dynamic size 'length' to 5"):
+        backquant.export(made, tmp_path / "m.onnx", dynamic_shapes={"x": {1: "length"}})
+
+
+class Packed(Projected):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        packed = pack_padded_sequence(self.fc(x), lengths, True, enforce_sorted=False)
+        return pad_packed_sequence(self.rnn(packed)[0], True)[0]
+
+
+def test_packed_sequences(tmp_path: Path, snapshot: Callable[..., None]) -> None:
+    given = (torch.randn(2, 5, 8), torch.tensor([3, 5]))
+    made = backquant.quantize(
+        Packed().eval(), given, backend="onnxruntime", calibration=[given], slower="keep"
+    )
+    with pytest.raises(ExportError) as caught:
+        backquant.export(made, tmp_path / "m.onnx")
+    snapshot("packed", caught.value)

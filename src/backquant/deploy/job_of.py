@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import fx, nn
+from torch.nn.utils import rnn
 
 from backquant.backend_config import BackendConfig, QDQRules
 from backquant.convert import ReferenceModel, reference_state
@@ -24,6 +25,7 @@ from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.plain_arguments import plain_shapes, with_plain_arguments
 from backquant.graph.plain_outputs import with_plain_outputs
 from backquant.match import Plan
+from backquant.operators import overload
 from backquant.runtime import QuantizedModel
 from backquant.runtime.as_integers import as_integers
 
@@ -58,6 +60,13 @@ def backend_name(quantized: nn.Module) -> str:
         if isinstance(quantized, ReferenceModel)
         else ""
     )
+
+
+_PACKING = (
+    rnn.pack_padded_sequence,
+    rnn.pack_sequence,
+    overload("_pack_padded_sequence"),
+)
 
 
 class Reference(NamedTuple):
@@ -127,6 +136,17 @@ def _check_names(dynamic_shapes: Any, names: list[str]) -> None:
             )
 
 
+def _check_packing(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.target in _PACKING:
+            raise ExportError(
+                "the model packs sequences of several lengths, and a file has tensors of one length each",
+                where=f"{node.target.__name__}, node {node.name!r}",
+                fix="call the recurrent layer on the padded batch, and torch.where(position < length, y, 0)\n"
+                'behind it; quantized for backend="x86" the model runs as it is, and can be saved',
+            )
+
+
 def example_of(quantized: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments to export with: ``given``, or values of the sizes that the model was quantized with.
 
@@ -184,6 +204,7 @@ def job_of(
     config = reference.config
     names = [str(node.target) for node in reference.module.graph.find_nodes(op="placeholder")]
     _check_names(dynamic_shapes, names)
+    _check_packing(reference.module.graph)
     module = portable(reference.module, config.qdq or QDQRules())
     dynamic_shapes = plain_shapes(dynamic_shapes, names, args, kwargs)
     args, kwargs = with_plain_arguments(module, args, kwargs)
