@@ -199,7 +199,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('xnnpack', None, 108)
+    ('xnnpack', None, 124)
     """
     return (
         BackendConfig("xnnpack")
@@ -210,6 +210,7 @@ def backend_config() -> BackendConfig:
             [
                 *admit(conv.conv_entries(conv.CONV[1]), [WEIGHTED]),
                 *admit(conv.conv_entries(conv.CONV[2]), [WEIGHTED, DYNAMIC_CONV]),
+                *admit(conv.conv_entries(conv.CONV[3]), [WEIGHTED]),
                 *admit(conv.transposed_entries(conv.TRANSPOSED[1]), TRANSPOSED_WEIGHTS),
                 *admit(conv.transposed_entries(conv.TRANSPOSED[2]), TRANSPOSED_WEIGHTS),
                 *linear.entries([WEIGHTED, DYNAMIC, GROUPS]),

@@ -117,3 +117,23 @@ def test_kernels_keep_their_names_beside_what_stays_outside(tmp_path) -> None:
     exported = backquant.export(model, tmp_path / "m.pte", require=0.0)
     integer = {node for kernel in exported.kernels if kernel.integer for node in kernel.nodes}
     assert {"conv", "linear", "linear_1"} <= integer
+
+
+class Numbered(nn.Module):
+    """Repeats a token as often as its positions say, as V-JEPA 2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.token = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1]).unsqueeze(0).repeat(x.shape[0], 1)
+        return self.linear(x) + self.token.repeat(1, positions.max() + 1, 1)
+
+
+def test_a_number_that_is_read_from_a_constant_is_a_literal(tmp_path) -> None:
+    """ExecuTorch would take what is asserted of it for a tensor."""
+    x, path = torch.randn(2, 5, 8), tmp_path / "m.pte"
+    model = backquant.quantize(Numbered().eval(), x, backend="xnnpack", calibration=[x])
+    assert backquant.export(model, path, example_inputs=x).integer_share == 1.0
+    torch.testing.assert_close(ExecuTorchModel(path)(x), model(x), rtol=0, atol=0.05)

@@ -76,3 +76,25 @@ def test_the_runtime_takes_parts_that_read_each_other(tmp_path: Path) -> None:
     assert found.integer_share == 1.0
     for got, wanted in zip(ExecuTorchModel(tmp_path / "m.pte")(x), model(x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0.05)
+
+
+class Windows(nn.Module):
+    """Cuts a video into windows as Swin does, by a view of eight axes, and adds a bias to these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.bias = nn.Linear(4, 4), nn.Parameter(torch.randn(2, 1, 2, 1, 2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cut = self.layer(x).view(-1, 2, 2, 2, 2, 2, 2, 4) + self.bias
+        return cut.permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(-1, 8, 4)
+
+
+def test_more_axes_than_xnnpack_has_stay_outside(tmp_path: Path) -> None:
+    """In a delegate they do not load."""
+    torch.manual_seed(0)
+    x, path = torch.randn(2, 4, 4, 4, 4), tmp_path / "model.pte"
+    model = backquant.quantize(Windows().eval(), x, backend="xnnpack", calibration=[x])
+    found = backquant.export(model, path, example_inputs=x)
+    assert found.integer_share == 1.0
+    torch.testing.assert_close(ExecuTorchModel(path)(x), model(x), rtol=0, atol=0.05)

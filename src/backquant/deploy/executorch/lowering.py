@@ -31,6 +31,7 @@ __all__ = ["LoweredProgram", "lower_program"]
 
 _LOGGER = "executorch.backends.xnnpack.partition"
 _MARK = "backquant_origin"
+_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 _DELEGATE_CALL = "executorch_call_delegate"
 
 
@@ -55,9 +56,11 @@ def lower_program(program: Program) -> LoweredProgram:
     spell_groups(exported)
     rewrite(exported)
     _fold_constants(exported)
+    constants = dict(exported.constants)
     edge, refused = _partitioned(exported)
     stuck = _stuck(exported, refused)
     if stuck:
+        exported.constants.update(constants)  # the first time took those of delegates away
         _to_float(exported, stuck)
         edge, again = _partitioned(exported)
         refused = {**again, **refused}
@@ -73,8 +76,29 @@ def _fold_constants(exported: ExportedProgram) -> None:
 
         nodes = exported.graph.nodes
         kept = {n.target for n in nodes if _name(n.target).startswith(("quantize", "dequantize"))}
+        _fold_numbers(exported, kept)
         constant_prop_pass(exported, custom_skip_targets=kept)
     _contiguous_constants(exported)
+
+
+def _fold_numbers(exported: ExportedProgram, kept: set[Any]) -> None:
+    """Numbers that are read from constants (the largest of ids, say) become literals, and what is asserted
+    of them is left out: ExecuTorch 1.5 takes them for tensors."""
+    graph = exported.graph
+    if not any(graph.find_nodes(op="call_function", target=each) for each in _READS):
+        return
+    from executorch.exir.passes.constant_prop_pass import get_propagated_const_tensor_dict
+
+    values = get_propagated_const_tensor_dict(exported, kept)
+    numbers = {n: v for n, v in values.items() if isinstance(v, (bool, int, float))}
+    for node in list(graph.nodes):
+        if node.op == "call_function" and numbers.keys() & node.all_input_nodes:
+            node.args = fx.map_arg(node.args, lambda arg: numbers.get(arg, arg))
+            node.kwargs = fx.map_arg(node.kwargs, lambda arg: numbers.get(arg, arg))
+            if _name(node.target).startswith("_assert_scalar") and node.args[0]:
+                graph.erase_node(node)
+    graph.eliminate_dead_code()
+    exported.graph_module.recompile()
 
 
 def _contiguous_constants(exported: ExportedProgram) -> None:
@@ -84,12 +108,7 @@ def _contiguous_constants(exported: ExportedProgram) -> None:
     then has the wrong shape and fails at run time (1.5). So it is where only an axis of size 1 has another
     stride (``[4, 1, 16]`` transposed from ``[1, 4, 16]``), which PyTorch calls contiguous.
     """
-    signature = exported.graph_signature
-    names = {
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
+    names = _stored_names(exported)
     for node in exported.graph.nodes:
         name = names.get(node.name) if node.op == "placeholder" else None
         for kept in (exported.state_dict, exported.constants):
@@ -101,6 +120,16 @@ def _contiguous_constants(exported: ExportedProgram) -> None:
                 is_parameter = isinstance(tensor, torch.nn.Parameter)
                 kept[name] = torch.nn.Parameter(ordered, False) if is_parameter else ordered
                 node.meta["val"] = row_major(node.meta["val"])
+
+
+def _stored_names(exported: ExportedProgram) -> dict[str, str]:
+    """What the program keeps, by the name of the placeholder that stands for it."""
+    signature = exported.graph_signature
+    return {
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
 
 
 def _mark(exported: ExportedProgram, origins: Mapping[str, str]) -> None:
@@ -218,8 +247,7 @@ def _to_float(exported: ExportedProgram, origins: set[str]) -> None:
 def _weight_to_float(exported: ExportedProgram, dequantize: Any) -> None:
     """Store the dequantized weight under the name of the integer one."""
     weight, scale, zero_point, *more = dequantize.args
-    signature = exported.graph_signature
-    names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    names = _stored_names(exported)
     tensors = {**exported.state_dict, **exported.constants}
     values = [
         tensors[names[arg.name]] if isinstance(arg, fx.Node) else torch.tensor(arg)

@@ -1,10 +1,12 @@
-"""A partition of a program for XNNPACK whose parts can each be lowered as a unit.
+"""A partition of a program for XNNPACK whose parts can each be lowered as a unit, and loaded.
 
-ExecuTorch 1.5 merges two parts as long as no value leaves the merged part and comes back into it. Its test
-misses two parts that each read a result of the other: neither can run first. Where that happens, the
-operators that XNNPACK takes are grouped anew, by level. The level of an operator is the largest number of
-times that a value, on its way from the inputs, has gone from XNNPACK to an operator outside of it. What
-leaves a level is read back at a higher level only, so that the levels have an order.
+1. ExecuTorch 1.5 merges two parts as long as no value leaves the merged part and comes back into it. Its test
+   misses two parts that each read a result of the other: neither can run first. Where that happens, the
+   operators that XNNPACK takes are grouped anew, by level. The level of an operator is the largest number of
+   times that a value, on its way from the inputs, has gone from XNNPACK to an operator outside of it. What
+   leaves a level is read back at a higher level only, so that the levels have an order.
+2. It takes operators on more axes than XNNPACK's tensors have (views of eight cut a video into windows), and
+   the delegate does not load: these stay outside.
 """
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+import torch
 from torch import fx
 
-__all__ = ["by_levels", "can_be_cut_out", "partitioner"]
+__all__ = ["by_levels", "can_be_cut_out", "has_axes_for", "partitioner"]
+
+
+#: Of XNNPACK's tensors.
+_MOST_AXES = 6
 
 
 def partitioner() -> Any:
@@ -32,7 +39,22 @@ def partitioner() -> Any:
             levels = by_levels(ep.graph, self.get_matched_nodes_from_configs(ep))
             return [Partition(id=i, nodes=nodes) for i, nodes in enumerate(levels)]
 
+        def get_matched_nodes_from_configs(self, ep: Any) -> list[Any]:
+            found: list[Any] = super().get_matched_nodes_from_configs(ep)
+            return [nodes for nodes in found if all(map(has_axes_for, nodes))]
+
     return Partitioner()
+
+
+def has_axes_for(node: fx.Node) -> bool:
+    """Whether XNNPACK has tensors of as many axes as ``node`` reads and gives.
+
+    >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones([1] * 7),))
+    >>> [has_axes_for(node) for node in program.graph.find_nodes(op="placeholder")]
+    [False]
+    """
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return all(v.dim() <= _MOST_AXES for v in values if isinstance(v, torch.Tensor))
 
 
 def can_be_cut_out(graph: fx.Graph, parts: Iterable[Collection[fx.Node]]) -> bool:

@@ -37,7 +37,7 @@ def maximum(node: Any) -> None:
     has_places = node.target is _LARGEST_AND_PLACES
     rank = value.dim()
     axes = sorted(axis % max(rank, 1) for axis in ([axes] if has_places else axes or range(rank)))
-    if value.dtype is not torch.float32 or not rank or (has_places and not _first_only(node)):
+    if value.dtype is not torch.float32 or not rank or (has_places and not first_only(node)):
         return
     write = AtenCalls(node)
     sizes = list(value.shape)
@@ -73,7 +73,8 @@ def _is_known(sizes: list[Any]) -> bool:
     return all(isinstance(size, int) for size in sizes) and sizes.count(-1) < 2
 
 
-def _first_only(node: Any) -> bool:
+def first_only(node: Any) -> bool:
+    """Whether nobody reads another result of ``node`` than its first one."""
     return all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
 
 
@@ -102,7 +103,7 @@ def pool_of_one_dimension(node: Any) -> None:
     if isinstance(node.meta["val"], torch.Tensor):
         replace(node, write.reshape(made, sizes_of(node)))
         adaptive(made)
-    elif _first_only(node) and node.users:
+    elif first_only(node) and node.users:
         wanted = sizes_of(next(iter(node.users)))
         _replace_first(node, write.reshape(before(node, operator.getitem, (made, 0)), wanted))
         adaptive(made)
@@ -161,7 +162,7 @@ def adaptive(node: Any) -> None:
     if node.target is not _ADAPTIVE_MAXIMUM:
         if wanted != [1, 1]:  # the mean of all has a kernel of its own, also on integers
             replace(node, write.call(_WINDOWS[node.target], source, window, window))
-    elif _first_only(node):
+    elif first_only(node):
         _replace_first(node, write.call(_WINDOWS[node.target], source, window, window))
 
 
