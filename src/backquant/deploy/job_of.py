@@ -22,6 +22,7 @@ from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.export.dims import of_all_inputs
 from backquant.graph.plain_arguments import plain_shapes, with_plain_arguments
 from backquant.graph.plain_outputs import with_plain_outputs
 from backquant.match import Plan
@@ -208,6 +209,7 @@ def job_of(
     module = portable(reference.module, config.qdq or QDQRules())
     dynamic_shapes = plain_shapes(dynamic_shapes, names, args, kwargs)
     args, kwargs = with_plain_arguments(module, args, kwargs)
+    dynamic_shapes = of_all_inputs(dynamic_shapes, dict(zip(names, args, strict=False)) | kwargs)
     args, kwargs = with_row_major(with_two_on_free_axes(args, kwargs, dynamic_shapes, names))
     shown = _costs(module, kwargs if kwargs and not args else args)
     costs = shown.multiply_adds

@@ -89,7 +89,7 @@ def build_kernels() -> Path:
 
     Raises ``EngineError`` without a compiler, and where no library can run.
     """
-    from backquant.errors import EngineError
+    from backquant.errors import EngineError, first_line
 
     sets = usable()
     if not sets:
@@ -102,7 +102,7 @@ def build_kernels() -> Path:
         return build(kernels_folder(), sets[0].name)
     except (FileNotFoundError, RuntimeError) as error:
         raise EngineError(
-            f"the kernels cannot be built: {str(error).splitlines()[0]}",
+            f"the kernels cannot be built: {first_line(error)}",
             where="backquant.native.build_kernels",
             fix="apt-get install g++   # or CXX=/path/to/compiler, or pip install 'backquant[kernels]'",
         ) from error

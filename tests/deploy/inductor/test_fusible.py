@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -10,6 +12,7 @@ from backquant.backend_config import QDQRules
 from backquant.deploy.inductor.fusible import made_fusible
 from backquant.deploy.portable import portable
 from backquant.deploy.program import export_program
+from backquant.deploy.session import load_exported
 
 
 class Overlooked(nn.Module):
@@ -96,3 +99,33 @@ def test_rows_that_are_not_in_one_piece_are_subtracted() -> None:
     targets = [str(node.target) for node in program.exported.graph.nodes]
     assert (targets.count("aten.sub.Tensor"), targets.count("aten.add.Tensor")) == (1, 1)
     torch.testing.assert_close(program.exported.module()(x), module(x))
+
+
+class Activated(nn.Module):
+    """What a linear layer and its activation give is added to: by rows, by what was reshaped, by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+        x = beside + self.first(x).relu()
+        x = nn.functional.gelu(self.second(x)).flatten(0, 1) + beside.flatten(0, 1)
+        return self.third(x).relu() + 1.0
+
+
+def test_what_is_added_to_an_activation_is_subtracted(tmp_path: Path) -> None:
+    """PyTorch 2.13 ends in an ``AssertionError``: the layer has its activation by then."""
+    torch.manual_seed(0)
+    inputs = torch.randn(2, 4, 8), torch.randn(2, 4, 8)
+    options = {"backend": "inductor_x86", "calibration": [inputs], "slower": "keep"}
+    model = backquant.quantize(Activated().eval(), **options)
+    module = portable(model.graph_module, QDQRules())
+    program = made_fusible(export_program(module, inputs, {}, None))
+    targets = [str(node.target) for node in program.exported.graph.nodes]
+    assert (targets.count("aten.sub.Tensor"), targets.count("aten.add.Tensor")) == (2, 1)
+    torch.testing.assert_close(program.exported.module()(*inputs), module(*inputs))
+    exported = backquant.export(model, tmp_path / "m.pt2")
+    assert exported.integer_share == 1
+    [found] = load_exported(tmp_path / "m.pt2", 1).run(inputs)
+    torch.testing.assert_close(torch.as_tensor(found), module(*inputs), atol=1e-4, rtol=0)

@@ -10,7 +10,7 @@ from torch import nn
 
 import backquant
 from backquant.errors import CaptureError
-from backquant.graph.export.dims import check_dims
+from backquant.graph.export.dims import check_dims, of_all_inputs
 
 
 @pytest.mark.parametrize("dimension", [2, -3, "length", None])
@@ -35,3 +35,13 @@ def test_an_input_that_the_model_has_not() -> None:
 )
 def test_what_is_well_formed(given: Any) -> None:
     check_dims(given, {"x": torch.zeros(2, 8), "more": (torch.zeros(1),)})
+
+
+def test_inputs_without_a_word_are_of_fixed_sizes() -> None:
+    given = {"x": torch.zeros(2), "more": {"a": [torch.zeros(1), 3], "b": None}, "none": None}
+    filled = of_all_inputs({"x": {0: "batch"}}, given)
+    assert filled == {"x": {0: "batch"}, "more": {"a": [None, None], "b": None}, "none": None}
+    assert (
+        of_all_inputs(({0: "batch"},), given) == ({0: "batch"},)
+        and of_all_inputs(None, given) is None
+    )

@@ -28,7 +28,7 @@ from backquant.deploy.inductor.wrong_numbers import check_numbers
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.program import export_program, quiet
 from backquant.deploy.target import Requirement
-from backquant.errors import ExportError
+from backquant.errors import ExportError, first_line
 from backquant.match.plan import Reason
 from backquant.operators.windows import cut_windows
 from backquant.reason_codes import ReasonCode
@@ -74,7 +74,7 @@ class InductorTarget:
                 )
         except Exception as error:
             raise ExportError(
-                f"AOTInductor cannot compile the model: {str(error).strip().splitlines()[0]}",
+                f"AOTInductor cannot compile the model: {first_line(error)}",
                 where=f"torch {torch.__version__}",
                 fix="the exception above has the compiler's own words",
             ) from error

@@ -8,12 +8,14 @@ What it overlooks otherwise (torch 2.13, ``torch/_inductor/fx_passes/quantizatio
 3. a linear layer whose result is flattened to rows, as for a batch norm behind it: two reshapes become one,
    and the pattern has two.
 
-And three defects: the weight of a linear layer is packed in the order that it has in memory, so that one that
+And four defects: the weight of a linear layer is packed in the order that it has in memory, so that one that
 is stored transposed (GPT-2's) gives wrong numbers; all are laid out in the order of their axes. And a
 convolution adds its result to integers in place, and stops where these are a view of others (MobileViTv2's):
 such an addition is written as a difference, which gives the same floats and is not fused. A linear layer adds
 a value whose rows are not in one piece (an image's positions as rows, as in EfficientFormer) by a reference
-kernel of oneDNN, ten thousand times as slow: this is written as a difference as well.
+kernel of oneDNN, ten thousand times as slow: this is written as a difference as well. So is what is added to
+a ReLU or GELU of a linear layer: the layer takes in its activation first, the pattern of the addition takes
+it for a layer without one, and compiling ends in an ``AssertionError``.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from backquant.operators import overload, overloads
 
 _CONVOLUTIONS = overloads("conv1d", "conv2d")
 _RESHAPES = overloads("flatten", "view", "reshape")
+_TAKEN_IN = overloads("relu", "gelu")  # activations that linear layers compute
 
 
 def made_fusible(program: Program) -> Program:
@@ -53,6 +56,8 @@ def made_fusible(program: Program) -> Program:
         _subtract_views(node)
     for node in graph.find_nodes(op="call_function", target=overload("add")):
         _subtract_columns(node)
+    for node in graph.find_nodes(op="call_function", target=overload("add")):
+        _subtract_from_activations(node)
     graph.eliminate_dead_code()
     program.exported.graph_module.recompile()
     return Program(program.exported, origins_of_stacks(graph))
@@ -111,9 +116,26 @@ def _subtract_columns(add: fx.Node) -> None:
             return
 
 
-def _is_quantized_linear(node: Any) -> bool:
+def _subtract_from_activations(add: fx.Node) -> None:
+    """The fourth defect: something is added to an activation that a linear layer takes in."""
+    for value, other in (add.args, add.args[::-1]):
+        activation = _unreshaped(value)
+        if getattr(activation, "target", None) not in _TAKEN_IN or add.kwargs:
+            continue
+        if _is_quantized_linear(activation.args[0]) and isinstance(other, fx.Node):
+            write = AtenCalls(add)
+            replace(add, write.sub(value, write.neg(other)))
+            return
+
+
+def _unreshaped(node: Any) -> Any:
     while isinstance(node, fx.Node) and node.target in _RESHAPES:
         node = node.args[0]
+    return node
+
+
+def _is_quantized_linear(node: Any) -> bool:
+    node = _unreshaped(node)
     target = getattr(node, "target", None)
     return target == overload("linear") and is_dequantize(node.args[0])
 

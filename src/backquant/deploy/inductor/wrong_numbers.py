@@ -17,7 +17,7 @@ from backquant.deploy.examples import with_twice_on_free_axes
 from backquant.deploy.job import ExportJob
 from backquant.deploy.program import quiet
 from backquant.deploy.roundings import computed, dithered, float_tensors, ratio
-from backquant.errors import ExportError
+from backquant.errors import ExportError, first_line
 
 _NEAR = 20.0  # dB: as near as roundings of integers leave results
 _MORE = 3.0  # dB: twice the noise that roundings make is no rounding
@@ -72,7 +72,7 @@ def _outputs(job: ExportJob, path: Path) -> list[torch.Tensor]:
     except RuntimeError as error:
         raise ExportError(
             "the package that AOTInductor made does not run on the example inputs: "
-            f"{str(error).strip().splitlines()[0]}",
+            f"{first_line(error)}",
             where=f"torch {torch.__version__}",
             fix='quantize for another target: backend="x86" with compile(), "onnxruntime" or "openvino"',
         ) from error

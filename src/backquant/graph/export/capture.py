@@ -22,6 +22,7 @@ from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.export.dims import check_dims
 from backquant.graph.export.exported import ExportedModel
 from backquant.graph.export.kept import set_interface
+from backquant.graph.export.keywords import by_keyword
 from backquant.graph.export.leaves import find_leaves
 from backquant.graph.export.lift import Lifting
 from backquant.graph.export.opaque import known_calls
@@ -132,7 +133,8 @@ def _exported(
     else:
         forward = inspect.signature(model.forward)
         kwargs = in_order(forward, kwargs)
-        check_dims(options.dynamic_shapes, forward.bind(*args, **kwargs).arguments)
+        given = by_keyword(forward, forward.bind(*args, **kwargs).arguments)
+        check_dims(by_keyword(forward, options.dynamic_shapes), given)
         with options.around(model, args, kwargs):
             exported = export_model(
                 model,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim
+from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
 
@@ -48,6 +49,31 @@ def as_dims(dynamic_shapes: Any) -> Any:
         return value
 
     return converted(dynamic_shapes)
+
+
+def of_all_inputs(dynamic_shapes: Any, inputs: Mapping[str, Any]) -> Any:
+    """``dynamic_shapes`` by name with what ``inputs`` has besides, of fixed sizes: an export asks for all.
+
+    >>> of_all_inputs({"x": {0: "batch"}}, {"x": torch.zeros(4), "mask": None, "pair": (torch.zeros(2), 1)})
+    {'x': {0: 'batch'}, 'mask': None, 'pair': (None, None)}
+    """
+    if not isinstance(dynamic_shapes, Mapping):
+        return dynamic_shapes
+    return {**dynamic_shapes} | {n: _fixed(v) for n, v in inputs.items() if n not in dynamic_shapes}
+
+
+def _fixed(value: Any) -> Any:
+    if is_record(value):
+        return [_fixed(p) for p in pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]]
+    if pytree.tree_is_leaf(value):
+        return None
+    return pytree.tree_map(_fixed, value, is_leaf=lambda part: part is not value)
+
+
+def is_record(value: Any) -> bool:
+    """Whether it is of a class that is registered to hold tensors: an export asks for sizes of its parts."""
+    kind = pytree._get_node_type(value)
+    return kind in pytree.SUPPORTED_NODES and kind not in pytree.BUILTIN_TYPES
 
 
 def check_dims(dynamic_shapes: Any, inputs: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ example inputs.
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ from backquant.errors import CaptureError
 from backquant.graph.advice import by_parts, is_packages
 from backquant.graph.asserts import passing_asserts, unchecked_notes
 from backquant.graph.example import with_distinct_tensors
-from backquant.graph.export.dims import as_dims, fixed_size
+from backquant.graph.export.dims import as_dims, fixed_size, is_record, of_all_inputs
+from backquant.graph.export.keywords import by_keyword, named_keywords
 from backquant.graph.export.not_exported import NotExportedError
 from backquant.graph.export.numbers import NotANumberError, keeps_numbers, kept_as_numbers
 from backquant.graph.export.opaque import OpaqueCall, Trial, opaque_calls
@@ -100,7 +102,21 @@ def export_model(  # size: the model, its call, and what is known of both
     ['input', 'relu', 'output']
     """
     args, kwargs = with_distinct_tensors((args, kwargs), model)
-    opaque, dynamic_shapes = dict(whole or {}), as_dims(dynamic_shapes)
+    asked = as_dims(by_keyword(inspect.signature(model.forward), dynamic_shapes))
+    with named_keywords(model, kwargs):
+        sizes = of_all_inputs(asked, _combine_args(model, args, kwargs))
+        return _with_parts(model, args, kwargs, sizes, dict(whole or {}), known)
+
+
+def _with_parts(  # size: as ``export_model``
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    opaque: dict[str, str],
+    known: Mapping[str, str],
+) -> Exported:
+    """The program with those parts whole in which the export fails, too."""
     kinds: set[type[nn.Module]] = set()
     while True:
         trial = Trial([p for p, m in model.named_modules() if type(m) in kinds and p not in opaque])
@@ -275,17 +291,12 @@ def _free(tree: Any, free_of: Callable[[Any], Any]) -> Any:
     """``free_of`` of each leaf; an instance of a class becomes the list of its parts, as export asks."""
 
     def found(value: Any) -> Any:
-        if not _is_record(value):
+        if not is_record(value):
             return free_of(value)
         parts = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]
         return [_free(part, _all_free) for part in parts]
 
-    return pytree.tree_map(found, tree, is_leaf=_is_record)
-
-
-def _is_record(value: Any) -> bool:
-    kind = pytree._get_node_type(value)
-    return kind in pytree.SUPPORTED_NODES and kind not in pytree.BUILTIN_TYPES
+    return pytree.tree_map(found, tree, is_leaf=is_record)
 
 
 def _all_free(leaf: Any) -> Any:
