@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.export import Dim
 
 import backquant
 from backquant.backend_config import DTypeConfig, get_backend_config
-from backquant.deploy import Requirement, target
+from backquant.deploy import Requirement, job, target
 from backquant.deploy.executorch import ExecuTorchModel, ExecuTorchTarget
 from backquant.deploy.executorch import target as executorch_target
 from backquant.deploy.exported import Exported
@@ -51,6 +52,14 @@ def test_convolutions_run_in_the_delegate(residual, tmp_path) -> None:
     assert not any(use.kernel.startswith("aten::") for use in exported.kernels)
     step = model.graph_module.graph.find_nodes(op="output")[0].args[0].args[1]
     torch.testing.assert_close(result, model(X), rtol=0, atol=1.01 * step)
+
+
+def test_a_model_is_captured_once(residual, tmp_path, monkeypatch) -> None:
+    """To check it and to write it."""
+    captured = Mock(wraps=job.export_program)
+    monkeypatch.setattr(job, "export_program", captured)
+    exported_and_run(residual("xnnpack"), tmp_path / "m.pte", X)
+    assert captured.call_count == 1
 
 
 class CalledTwice(nn.Module):

@@ -54,7 +54,9 @@ class ExecuTorchTarget:
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Lower, write, read back, run."""
-        job = replace(job, module=called_once(job.module))
+        module = called_once(job.module)
+        if module is not job.module:  # the program of ``job`` is made by now
+            job = replace(job, module=module)
         lowered = lower_program(job.program)
         path.write_bytes(lowered.buffer)
         found = read_back(lowered.buffer)
