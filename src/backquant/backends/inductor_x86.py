@@ -34,9 +34,19 @@ from backquant.backend_config import (
 from backquant.backends.defaults import CHANNEL_WEIGHT, CONVOLUTIONS, QAT_CHANNEL_WEIGHT, RESHAPE
 from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
 from backquant.backends.endless import that_end
+from backquant.graph.grouped import grouped_linear
 from backquant.nn import intrinsic
 from backquant.nn.quantized import reference
-from backquant.operators import clamped, conv, conv_add, elementwise, linear, shape, spellings
+from backquant.operators import (
+    clamped,
+    conv,
+    conv_add,
+    elementwise,
+    grouped,
+    linear,
+    shape,
+    spellings,
+)
 from backquant.operators.entry import admit, observed, swapped
 
 WEIGHT = DTypeWithConstraints(torch.qint8, symmetric=True, granularity="per_channel", ch_axis=0)
@@ -76,7 +86,7 @@ def backend_config() -> BackendConfig:
     >>> config.name, config.engine, [rule.results for rule in config.qdq.leave_float]
     ('inductor_x86', None, [True, False])
     """
-    weighted = (*CONVOLUTIONS, *ADDED, nn.Linear, F.linear)
+    weighted = (*CONVOLUTIONS, *ADDED, nn.Linear, F.linear, grouped_linear)
     rules = QDQRules(
         columns="integer_lines",
         leave_float=(
@@ -95,6 +105,7 @@ def backend_config() -> BackendConfig:
                 ),
                 *that_end(conv_add.entries([STATIC])),
                 *linear.entries([STATIC, DYNAMIC]),
+                *grouped.entries([STATIC, DYNAMIC]),
                 *that_end(clamped.entries([STATIC], dimensions=DIMENSIONS)),
                 *that_end(admit(_activated(), [STATIC])),
                 *elementwise.binary_entries([VALUES], ADDITIONS),

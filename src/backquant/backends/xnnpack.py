@@ -40,7 +40,8 @@ from backquant.backend_config import (
 from backquant.backends.defaults import RESHAPE, TRANSPOSED
 from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
 from backquant.dtypes.tokens import INT4
-from backquant.operators import conv, elementwise, linear, shape, spellings
+from backquant.graph.grouped import grouped_linear
+from backquant.operators import conv, elementwise, grouped, linear, shape, spellings
 from backquant.operators.entry import admit
 
 ACTIVATION = DTypeWithConstraints(torch.qint8)
@@ -152,6 +153,8 @@ DEFAULTS = BackendDefaults(
         DefaultOverride(
             (nn.Linear, F.linear), activation=_AT_EACH_CALL, between_float_operators=True
         ),
+        # what takes one result of those of all groups is float
+        DefaultOverride((grouped_linear,), activation=_AT_EACH_CALL),
     ),
 )
 
@@ -199,7 +202,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('xnnpack', None, 124)
+    ('xnnpack', None, 125)
     """
     return (
         BackendConfig("xnnpack")
@@ -214,6 +217,7 @@ def backend_config() -> BackendConfig:
                 *admit(conv.transposed_entries(conv.TRANSPOSED[1]), TRANSPOSED_WEIGHTS),
                 *admit(conv.transposed_entries(conv.TRANSPOSED[2]), TRANSPOSED_WEIGHTS),
                 *linear.entries([WEIGHTED, DYNAMIC, GROUPS]),
+                *grouped.entries([DYNAMIC]),
                 *elementwise.binary_entries([PLAIN], ADDITIONS),
                 *admit([elementwise.by_tensor_arguments(each) for each in OTHERS], [PLAIN]),
                 *shape.cat_entries([PLAIN], shape.CAT),

@@ -137,3 +137,28 @@ def test_a_number_that_is_read_from_a_constant_is_a_literal(tmp_path) -> None:
     model = backquant.quantize(Numbered().eval(), x, backend="xnnpack", calibration=[x])
     assert backquant.export(model, path, example_inputs=x).integer_share == 1.0
     torch.testing.assert_close(ExecuTorchModel(path)(x), model(x), rtol=0, atol=0.05)
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = nn.Parameter(torch.randn(3, 8, 12))
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return nn.functional.grouped_mm(x, self.weights, offs=ends)
+
+
+def test_a_product_stays_on_integers_where_another_part_of_its_operator_is_refused(
+    tmp_path,
+) -> None:
+    """What takes one result of those of all experts has no kernel in XNNPACK."""
+    given = torch.randn(6, 8), torch.tensor([2, 3, 6], dtype=torch.int32)
+    model = Experts().eval()
+    quantized = backquant.quantize(
+        model, given, backend="xnnpack", calibration=[given], slower="keep"
+    )
+    exported = backquant.export(quantized, tmp_path / "m.pte")
+    assert exported.integer_share == 1.0 and exported.undelegated
+    found = ExecuTorchModel(tmp_path / "m.pte")(*given)
+    assert torch.allclose(found, quantized(*given), atol=0.1)

@@ -198,3 +198,26 @@ def test_named_tuples_and_values_that_are_no_tensors(tmp_path: Path) -> None:
     assert (found["kind"], found["rest"], found["scale"].item()) == (None, None, 0.5)
     assert torch.allclose(found["state"]["second"], wanted["state"].second, atol=0.1)
     assert torch.allclose(found["best"][0], wanted["best"].values, atol=0.1)
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = nn.Parameter(torch.randn(3, 8, 12))
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return nn.functional.grouped_mm(x, self.weights, offs=ends)
+
+
+def test_experts_without_an_operator_of_this_package(tmp_path: Path) -> None:
+    given = torch.randn(6, 8), torch.tensor([2, 3, 6], dtype=torch.int32)
+    options: dict[str, Any] = {"backend": "inductor_x86", "calibration": [given]}
+    quantized = backquant.quantize(Experts().eval(), given, slower="keep", **options)
+    exported = backquant.export(quantized, tmp_path / "m.pt2", options=FAST)
+    assert exported.integer_share == 1.0
+    with zipfile.ZipFile(tmp_path / "m.pt2") as archive:
+        code = [archive.read(n).decode() for n in archive.namelist() if n.endswith(".cpp")]
+    assert code and not any("backquant::" in text for text in code)
+    found = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))(*given)
+    assert torch.allclose(found, quantized(*given), atol=0.1)

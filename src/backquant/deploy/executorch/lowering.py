@@ -30,8 +30,8 @@ from backquant.dtypes import block_of, dequantize_tensor
 __all__ = ["LoweredProgram", "lower_program"]
 
 _LOGGER = "executorch.backends.xnnpack.partition"
-_MARK = "backquant_origin"
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+_MARK, _NODE = "backquant_origin", "backquant_node"
 _DELEGATE_CALL = "executorch_call_delegate"
 
 
@@ -57,8 +57,9 @@ def lower_program(program: Program) -> LoweredProgram:
     rewrite(exported)
     _fold_constants(exported)
     constants = dict(exported.constants)
+    _name_nodes(exported)
     edge, refused = _partitioned(exported)
-    stuck = _stuck(exported, refused)
+    stuck = _stuck(exported, edge)
     if stuck:
         exported.constants.update(constants)  # the first time took those of delegates away
         _to_float(exported, stuck)
@@ -138,6 +139,12 @@ def _mark(exported: ExportedProgram, origins: Mapping[str, str]) -> None:
         sources = node.meta.get("from_node") or ()
         name = str(sources[0].name) if sources else node.name
         node.meta["custom"] = {_MARK: origins.get(name, origins.get(node.name, ""))}
+
+
+def _name_nodes(exported: ExportedProgram) -> None:
+    """The same for each node's own name, which the edge program has others for."""
+    for node in exported.graph.nodes:
+        node.meta["custom"] = {**(node.meta.get("custom") or {}), _NODE: node.name}
 
 
 def _origin(node: fx.Node) -> str:
@@ -225,16 +232,17 @@ def _dequantized(exported: ExportedProgram) -> Iterator[Any]:
                 yield node
 
 
-def _stuck(exported: ExportedProgram, refused: Mapping[str, str]) -> set[str]:
-    """Origins of refused operators that read such nodes."""
-    readers = {_origin(user) for node in _dequantized(exported) for user in node.users}
-    return readers & set(refused)
+def _stuck(exported: ExportedProgram, edge: Any) -> set[str]:
+    """The readers of such nodes that stayed outside of delegates; others of their origin may be inside."""
+    readers = {user.name for node in _dequantized(exported) for user in node.users}
+    left = _left(edge.exported_program().graph_module)
+    return readers & {str((node.meta.get("custom") or {}).get(_NODE)) for node in left}
 
 
-def _to_float(exported: ExportedProgram, origins: set[str]) -> None:
+def _to_float(exported: ExportedProgram, stuck: set[str]) -> None:
     """Rule 1, in place."""
     for node in list(_dequantized(exported)):
-        users = [user for user in node.users if _origin(user) in origins]
+        users = [user for user in node.users if user.name in stuck]
         if users and node.args[0].op == "placeholder":
             _weight_to_float(exported, node)
             continue

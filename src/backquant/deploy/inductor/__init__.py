@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backquant.deploy.decomposed import decomposed_for_runtimes
 from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.examples import row_major
 from backquant.deploy.exported import Written
@@ -29,6 +30,7 @@ from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.program import export_program, quiet
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError, first_line
+from backquant.graph.grouped import grouped_linear
 from backquant.match.plan import Reason
 from backquant.operators.windows import cut_windows
 from backquant.reason_codes import ReasonCode
@@ -59,6 +61,8 @@ class InductorTarget:
         """Compile, package, run on the example inputs, and read the kernels back."""
         module = split_dequantize(job.module)
         program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
+        if grouped_linear in {node.target for node in program.exported.graph.nodes}:
+            program = decomposed_for_runtimes(program)
         cut_windows(program.exported.graph)
         keep_ceil_mode(program)
         number_paddings(program)
