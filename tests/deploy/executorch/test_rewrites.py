@@ -51,6 +51,9 @@ REWRITTEN = {
     "pad-that-cuts": lambda x: F.pad(x, (-1, 2, 0, -1)),
     "pad-that-only-cuts": lambda x: F.pad(x, (0, 0, -2, -1, -1, 0)),
     "shift-by-one": lambda x: F.pad(x, (0, 0, 1, -1), value=0.5),
+    "softplus": lambda x: F.softplus(40.0 * x),
+    "softplus-of-another-steepness": lambda x: F.softplus(x, 2.5, 8),
+    "mish": lambda x: F.mish(3.0 * x),
     "softmax-function": lambda x: F.softmax(F.relu(x), 3),
 }
 

@@ -32,7 +32,8 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
 16. What pads a value that comes from integers for readers in float pads with the smallest float in place of
    zero: ExecuTorch 1.5 quantizes a pad of zeros behind integers, and the delegate does not load.
 17. Paddings with negative sizes: see ``pads``; orders and counts: see ``orders``;
-   resizing: see ``resizes``; volumes: see ``volumes``, ``volume_pools``.
+   resizing: see ``resizes``; volumes: see ``volumes``, ``volume_pools``; ``softplus`` and ``mish``: see
+   ``softplus``.
 18. A linear layer that measures its input at each call reads two axes where a convolution reaches it by
    values of four: ExecuTorch 1.5 puts a change of layout between input and layer, and refuses the model.
 """
@@ -56,6 +57,7 @@ from backquant.deploy.executorch.pads import PADS
 from backquant.deploy.executorch.parts import PARTS
 from backquant.deploy.executorch.pools import POOLS
 from backquant.deploy.executorch.resizes import RESIZES
+from backquant.deploy.executorch.softplus import SOFTPLUS
 from backquant.deploy.executorch.volume_pools import VOLUME_POOLS
 from backquant.deploy.executorch.volumes import VOLUMES
 from backquant.lower.qdq import is_dequantize, is_quantize
@@ -374,6 +376,7 @@ _RULES: dict[Any, Callable[[Any], None]] = (
     | PARTS
     | ORDERS
     | RESIZES
+    | SOFTPLUS
     | VOLUMES
     | VOLUME_POOLS
 )
