@@ -22,6 +22,7 @@ from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
 from backquant.deploy.inductor.conv1d import with_height
 from backquant.deploy.inductor.fusible import made_fusible
 from backquant.deploy.inductor.named_padding import number_paddings
+from backquant.deploy.inductor.one_channel import with_two_channels
 from backquant.deploy.inductor.readback import kernels_of
 from backquant.deploy.inductor.split_dequantize import split_dequantize
 from backquant.deploy.inductor.transposed import keep_transposed
@@ -68,6 +69,7 @@ class InductorTarget:
         number_paddings(program)
         hold_zero(program)
         with_height(program)
+        with_two_channels(program)
         keep_transposed(program)
         program = made_fusible(program)
         configs = {"freezing": True, **job.options.get("inductor_configs", {})}
