@@ -29,6 +29,7 @@ from backquant.graph.asserts import passing_asserts, unchecked_notes
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims, fixed_size, is_record, of_all_inputs
 from backquant.graph.export.keywords import by_keyword, named_keywords
+from backquant.graph.export.lengths import lengths_as_sizes
 from backquant.graph.export.not_exported import NotExportedError
 from backquant.graph.export.numbers import NotANumberError, keeps_numbers, kept_as_numbers
 from backquant.graph.export.opaque import OpaqueCall, Trial, opaque_calls
@@ -248,7 +249,13 @@ def _run(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
 
 def _by_torch(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
     inputs = attempt.args, attempt.kwargs
-    with quietly(), torch.no_grad(), _unmarked(inputs), recurrent_by_shape():
+    with (
+        quietly(),
+        torch.no_grad(),
+        _unmarked(inputs),
+        recurrent_by_shape(),
+        lengths_as_sizes(model),
+    ):
         return torch.export.export(
             model,
             attempt.args,
