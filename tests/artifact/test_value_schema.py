@@ -24,6 +24,8 @@ VALUES = [
 
 def _name(value: Any) -> str:
     """Without an address: every process that runs tests has to find the same names."""
+    if isinstance(value, partial):
+        return f"partial of {_name(value.func)}"
     return getattr(value, "__name__", repr(value))
 
 

@@ -157,6 +157,8 @@ def test_what_would_not_come_back_the_same_is_refused(value: Any) -> None:
         {},
         {"float": "x"},
         {"partial": [3, [], {"dict": []}]},
+        {"partial": [{"function": "torch.relu"}, [], [1]]},
+        {"partial": [{"function": "torch.relu"}, [], {"dict": [[1, 2]]}]},
         {"partial": [{"function": "os.system"}, [], {"dict": []}]},
         {"partial": [{"function": "torch.relu"}, [1], {"dict": []}]},
         {"partial": [{"function": "torch.softmax"}, [], {"dict": [["out", {"tensor": "t0"}]]}]},

@@ -281,8 +281,10 @@ class Decoder:
 
     def _read_partial(self, parts: list[Any]) -> Any:
         function, args, keywords = self.decode(parts, 1)
-        if not callable(function):
+        if not isinstance(function, type) and not hasattr(function, "__qualname__"):
             raise ArtifactError("what a partial calls is no function", where=repr(parts)[:80])
+        if not isinstance(keywords, dict) or not all(isinstance(name, str) for name in keywords):
+            raise ArtifactError("a partial has no keywords like these", where=repr(parts)[:80])
         made = partial(function, *args, **keywords)
         check_partial(made, self.allow, repr(parts)[:80])
         return made
