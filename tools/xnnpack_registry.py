@@ -23,6 +23,7 @@ _REPLACED = {
     "relu6": "hardtanh.default",
     "transpose": "permute_copy.default",
     "adaptive_avg_pool2d": "mean.dim",
+    "grouped_linear": "linear.default",  # one for each group
     "flatten": "view_copy.default",
     "reshape": "view_copy.default",
     "squeeze": "view_copy.default",

@@ -192,6 +192,11 @@ def test_messages(snapshot: Callable[..., None]) -> None:
         "node": {"node": "relu_7"},
         "device": {"device": "file:/dev/sda"},
         "layout": {"layout": "sparse_csr"},
+        "partial-of-a-text": {"partial": ["x", [], {"dict": []}]},
+        "partial-by-number": {"partial": [{"function": "torch.relu"}, [], {"dict": [[1, 2]]}]},
+        "partial-of-a-class": {
+            "partial": [{"class": "torch.nn.modules.activation.ReLU"}, [], {"dict": []}]
+        },
         "deep": functools.reduce(lambda inner, _: [inner], range(65), 1),
     }
     for name, value in contents.items():

@@ -82,4 +82,6 @@ def test_a_file_carries_it() -> None:
     config = get_backend_config("xnnpack")
     assert "between_float_operators: true" in dumps(config)
     again = loads(dumps(config))
-    assert again == config and again.defaults.overrides[-1].between_float_operators
+    assert again == config
+    between = [rule for rule in again.defaults.overrides if rule.between_float_operators]
+    assert between and all(nn.Linear in rule.operators for rule in between)

@@ -124,10 +124,9 @@ def _plain_node(graph: fx.Graph, node: fx.Node, value: Any) -> Any:
 def _tensor(graph: fx.Graph, number: Any, value: float) -> fx.Node:
     """``number``, which is ``value`` on the example inputs, as a tensor of no axes."""
     dtype = torch.float64 if isinstance(value, float) else torch.tensor(value).dtype
-    target = torch.ops.aten.scalar_tensor.default
     if not isinstance(number, fx.Node):
-        return graph.call_function(torch.ops.aten.full.default, ((), number), {"dtype": dtype})
-    return graph.call_function(target, (number,), {"dtype": dtype})
+        return graph.call_function(torch.full, ((), number), {"dtype": dtype})
+    return graph.call_function(torch.scalar_tensor, (number,), {"dtype": dtype})
 
 
 def _erase_unread(nodes: Iterable[fx.Node]) -> None:

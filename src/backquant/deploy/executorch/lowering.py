@@ -26,11 +26,12 @@ from backquant.deploy.executorch.runtime import INPUTS
 from backquant.deploy.groups import spell_groups
 from backquant.deploy.program import Program, quiet
 from backquant.dtypes import block_of, dequantize_tensor
+from backquant.operators import overload
 
 __all__ = ["LoweredProgram", "lower_program"]
 
 _LOGGER = "executorch.backends.xnnpack.partition"
-_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+_READS = (overload("_local_scalar_dense"), overload("item"))
 _MARK, _NODE = "backquant_origin", "backquant_node"
 _DELEGATE_CALL = "executorch_call_delegate"
 
