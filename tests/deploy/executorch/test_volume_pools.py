@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.export import Dim
 
-from applied import Function
+from applied import Applied, Function
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.rewrites import rewrite
@@ -42,15 +41,6 @@ LEFT: dict[str, Function] = {
     "places": lambda x: F.adaptive_max_pool3d(x, 2, return_indices=True)[1].float(),
     "another-divisor": lambda x: F.avg_pool3d(x, 2, divisor_override=3),
 }
-
-
-class Applied(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
 
 
 def rewritten(function: Function, x: torch.Tensor, free: int | None = None) -> set[str]:
