@@ -75,8 +75,8 @@ A cell is *share of the multiply-adds on integers · SQNR to the reference model
 lowered model), dB · × the speed of the float model in PyTorch* (CPU time, one thread); at most 120 dB are
 shown. ✓: it works, and there is no figure. ✗: it does not, and the reason stands below. –: it was not
 run. Speeds were taken beside other work on the machine: differences below 20 % say little; the cells of x86
-measured at `6251a227` ran with the library of kernels ([compile.md](compile.md)), older ones mostly without.
-The cells that `make test` runs are in `tests/stock_cells.py`.
+ran with the library of kernels ([compile.md](compile.md)). The cells that `make test` runs are in
+`tests/stock_cells.py`.
 """
 
 
