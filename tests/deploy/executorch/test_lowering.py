@@ -16,6 +16,7 @@ from backquant.deploy.executorch.runtime import ExecuTorchModel
 from backquant.deploy.portable import portable
 from backquant.deploy.program import export_program
 from backquant.nn.quantized.reference import Linear
+from experts import Experts
 
 
 def weight_only() -> torch.fx.GraphModule:
@@ -137,16 +138,6 @@ def test_a_number_that_is_read_from_a_constant_is_a_literal(tmp_path) -> None:
     model = backquant.quantize(Numbered().eval(), x, backend="xnnpack", calibration=[x])
     assert backquant.export(model, path, example_inputs=x).integer_share == 1.0
     torch.testing.assert_close(ExecuTorchModel(path)(x), model(x), rtol=0, atol=0.05)
-
-
-class Experts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.weights = nn.Parameter(torch.randn(3, 8, 12))
-
-    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        return nn.functional.grouped_mm(x, self.weights, offs=ends)
 
 
 def test_a_product_stays_on_integers_where_another_part_of_its_operator_is_refused(

@@ -18,6 +18,7 @@ from backquant.deploy.inductor import TARGET
 from backquant.deploy.program import quiet
 from backquant.errors import EngineError, ExportError
 from backquant.runtime.compiled.compiler import check_compiler
+from experts import Experts
 
 FAST = {"inductor_configs": {"aot_inductor.compile_wrapper_opt_level": "O0"}}
 
@@ -198,16 +199,6 @@ def test_named_tuples_and_values_that_are_no_tensors(tmp_path: Path) -> None:
     assert (found["kind"], found["rest"], found["scale"].item()) == (None, None, 0.5)
     assert torch.allclose(found["state"]["second"], wanted["state"].second, atol=0.1)
     assert torch.allclose(found["best"][0], wanted["best"].values, atol=0.1)
-
-
-class Experts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.weights = nn.Parameter(torch.randn(3, 8, 12))
-
-    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        return nn.functional.grouped_mm(x, self.weights, offs=ends)
 
 
 def test_experts_without_an_operator_of_this_package(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import backquant
+from backquant.deploy.session import load_exported
 from backquant.errors import CaptureError
 from backquant.graph.export.keywords import by_keyword, named_keywords
 from backquant.graph.export.program import export_model
@@ -100,3 +101,8 @@ def test_exports_ask_only_for_the_sizes_that_are_free(tmp_path: Path) -> None:
     shapes = {"x": {0: "batch"}}
     exported = backquant.export(quantized, tmp_path / "model.onnx", dynamic_shapes=shapes)
     assert exported.integer_share == 1
+    given = {**inputs(2, 5), "cache": None}
+    [found] = load_exported(tmp_path / "model.onnx", 1).run(
+        [given["x"].numpy(), given["positions"].numpy()]
+    )
+    assert torch.allclose(torch.as_tensor(found), quantized(**given), atol=0.05)

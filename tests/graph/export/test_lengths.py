@@ -36,6 +36,26 @@ def test_the_batch_stays_free() -> None:
         assert torch.allclose(quantized(x), model(x), atol=0.1)
 
 
+class Chosen(nn.Module):
+    """What takes plain integers only: the batch is that of the examples, and all of it is quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.fc(x) * {4: 2.0}.get(len(x), float(f"{len(x)}")))
+
+
+def test_what_takes_plain_integers_has_them() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Chosen(), nn.Linear(2, 2)).eval(), torch.rand(4, 8)
+    options = {"backend": "x86", "calibration": [x] * 2, "slower": "keep", "capture": "export"}
+    quantized = backquant.quantize(model, **options)
+    assert quantized.report.coverage == 1
+    assert torch.allclose(quantized(x), model(x), atol=0.1)
+
+
 def test_len_is_pythons_again() -> None:
     names = vars(sys.modules[__name__])
     with lengths_as_sizes(nn.Sequential(Heads())):

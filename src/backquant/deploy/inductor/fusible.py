@@ -106,11 +106,12 @@ def _subtract_views(add: fx.Node) -> None:
 
 def _subtract_columns(add: fx.Node) -> None:
     """The third defect: what is added to a linear layer lies in memory column by column."""
-    for linear, other in (add.args, add.args[::-1]):
-        if not _is_quantized_linear(linear) or not isinstance(other, fx.Node) or add.kwargs:
+    pairs: Any = (add.args, add.args[::-1])
+    for linear, other in pairs:
+        if not _is_quantized_linear(linear) or not _can_be_negated(other) or add.kwargs:
             continue
         value = other.meta["val"]
-        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.stride(-1) != 1:
+        if value.dim() > 1 and value.stride(-1) != 1:
             write = AtenCalls(add)
             replace(add, write.sub(linear, write.neg(other)))
             return
@@ -122,10 +123,16 @@ def _subtract_from_activations(add: fx.Node) -> None:
         activation = _unreshaped(value)
         if getattr(activation, "target", None) not in _TAKEN_IN or add.kwargs:
             continue
-        if _is_quantized_linear(activation.args[0]) and isinstance(other, fx.Node):
+        if _is_quantized_linear(activation.args[0]) and _can_be_negated(other):
             write = AtenCalls(add)
             replace(add, write.sub(value, write.neg(other)))
             return
+
+
+def _can_be_negated(value: Any) -> bool:
+    """Whether it is a tensor of floats: truths cannot be negated, and bytes wrap around."""
+    held = value.meta["val"] if isinstance(value, fx.Node) else None
+    return isinstance(held, torch.Tensor) and held.is_floating_point()
 
 
 def _unreshaped(node: Any) -> Any:

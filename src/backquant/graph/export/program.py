@@ -248,14 +248,18 @@ def _run(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
 
 
 def _by_torch(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
+    with lengths_as_sizes(model) as asked:
+        try:
+            return _of_torch(model, attempt)
+        except Exception:
+            if not asked:
+                raise
+    return _of_torch(model, attempt)
+
+
+def _of_torch(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
     inputs = attempt.args, attempt.kwargs
-    with (
-        quietly(),
-        torch.no_grad(),
-        _unmarked(inputs),
-        recurrent_by_shape(),
-        lengths_as_sizes(model),
-    ):
+    with quietly(), torch.no_grad(), _unmarked(inputs), recurrent_by_shape():
         return torch.export.export(
             model,
             attempt.args,
