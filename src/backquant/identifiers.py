@@ -3,8 +3,8 @@
 ``nn.Module`` takes any text as the name of a module, parameter or buffer. In source a keyword or a quote is a
 syntax error, and Python compares identifiers after NFKC normalisation: µ and μ would be one attribute.
 
-1. A plain name is an ASCII identifier, no keyword, and begins neither with two underscores nor with ``PREFIX``.
-   Plain names stay as they are.
+1. A plain name is an ASCII identifier, no keyword, and begins neither with two underscores nor with
+   ``PREFIX``. Plain names stay as they are.
 2. Any other name is written as ``PREFIX`` and its characters: letters and digits as they are, an underscore
    twice, others as their code point between underscores. So no two names become one, and ``label`` gives the
    user's own back.
@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 PREFIX = "bqname_"
 _ASCII_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = re.compile(rf"{PREFIX}[A-Za-z0-9_]*")
 _CHARACTER = re.compile(r"__|_([0-9a-f]{1,5}|10[0-9a-f]{4})_|([A-Za-z0-9])")
 
 
@@ -61,6 +62,15 @@ def label(path: str) -> str:
     if PREFIX not in path:
         return path
     return ".".join(map(_label, path.split(".")))
+
+
+def labelled(text: str) -> str:
+    """``text`` with the user's own names for those that ``identifier`` wrote.
+
+    >>> labelled("heads_bqname_in: module 'heads.bqname_in' is float")
+    "heads_in: module 'heads.in' is float"
+    """
+    return _PLAIN.sub(lambda match: _label(match[0]), text) if PREFIX in text else text
 
 
 def _label(name: str) -> str:

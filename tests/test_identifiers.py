@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backquant.graph.identifiers import identifier, identifiers, is_identifier, label
+from backquant.identifiers import identifier, identifiers, is_identifier, label
 
 NAMES = st.text(min_size=0).filter(lambda name: "." not in name)
 
