@@ -1,10 +1,13 @@
 """Every exception that backquant raises: what went wrong, where, and the fix in code.
 
-And what a fix is made of: the known word that a misspelt one was meant to be.
+And what messages are made of: the known word that a misspelt one was meant to be, names that are not ours
+(``quoted``, ``literal`` in code, ``command`` in a shell). All of it is ``printable``.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -28,6 +31,57 @@ __all__ = [
 ]
 
 
+_LONGEST = 80  # characters of a quoted name
+_UNPRINTABLE = re.compile(  # all that moves a cursor, changes a direction, or is no character
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters, marks of direction and halves of characters written as escapes.
+
+    Line feeds and tabs stay. What it returns neither reaches a terminal as a command nor shows letters in
+    another order than they have.
+
+    >>> print(printable("conv\x1b[2J \u202egpj.exe"))
+    conv\x1b[2J \u202egpj.exe
+    """
+    return _UNPRINTABLE.sub(lambda mark: ascii(mark[0])[1:-1], text)
+
+
+def literal(text: object) -> str:
+    r"""A text as Python writes it, in ASCII and double quotes: what a fix in code names things by.
+
+    >>> print(literal("block.0"), literal("µ\n"), literal('"); end('))
+    "block.0" "\xb5\n" '"); end('
+    """
+    whole = str(text)
+    written = ascii(f"'{whole}")  # the quote makes Python choose the other kind
+    return written[0] + written[2:] if written[0] == '"' else ascii(whole)
+
+
+def quoted(text: object) -> str:
+    r"""A name that is not ours, for a message: its ``literal``, cut where it is long.
+
+    >>> print(quoted("block.0"), quoted("x" * 99)[-20:])
+    "block.0" xxxxxx..." (99 long)
+    """
+    whole = str(text)
+    if len(whole) <= _LONGEST:
+        return literal(whole)
+    return f"{literal(whole[: _LONGEST - 3] + '...')} ({len(whole)} long)"
+
+
+def command(*words: object) -> str:
+    """A command for a shell, each word quoted where it has to be.
+
+    >>> command("backquant", "check", "a b.yaml; reboot")
+    "backquant check 'a b.yaml; reboot'"
+    """
+    return shlex.join(map(str, words))
+
+
 class BackquantError(Exception):
     """Base class. ``what`` is one sentence; ``where`` names the place; ``fix`` is code or a command.
 
@@ -39,10 +93,8 @@ class BackquantError(Exception):
     """
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        self.what = what
-        self.where = where
-        self.fix = fix
-        super().__init__(what, where, fix)
+        self.what, self.where, self.fix = map(printable, (what, where, fix))
+        super().__init__(self.what, self.where, self.fix)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as it is, whatever a subclass's constructor takes."""

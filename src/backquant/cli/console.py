@@ -20,6 +20,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from backquant.errors import BackquantError, CoverageError, UsageError
+from backquant.report.console import SafeConsole
 
 DONE, NO, USAGE = 0, 1, 2
 WIDTH = 140  # of tables in files and pipes; COLUMNS overrides it
@@ -29,7 +30,7 @@ def console(*, stderr: bool = False) -> Console:
     """A console as wide as the terminal, or ``WIDTH`` columns where there is none."""
     stream = sys.stderr if stderr else sys.stdout
     fixed = not stream.isatty() and "COLUMNS" not in os.environ
-    return Console(file=stream, width=WIDTH if fixed else None, highlight=False)
+    return SafeConsole(file=stream, width=WIDTH if fixed else None, highlight=False)
 
 
 def print_parts(target: Console, shown: RenderableType) -> None:

@@ -17,7 +17,7 @@ from backquant.deploy.job import ExportJob, expected_operators
 from backquant.deploy.portable import portable
 from backquant.deploy.read_sizes import write_read_sizes
 from backquant.deploy.target import Target
-from backquant.errors import ExportError, InputError, UsageError, first_line
+from backquant.errors import ExportError, InputError, UsageError, first_line, literal
 from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
@@ -93,7 +93,7 @@ def reference_of(quantized: nn.Module, target: Target) -> Reference:
         raise UsageError(
             f"{type(quantized).__name__} is not a quantized model",
             where="export",
-            fix=f'quantized = backquant.quantize(model, ..., backend="{target.backend}")',
+            fix=f"quantized = backquant.quantize(model, ..., backend={literal(target.backend)})",
         )
     if quantized.engine is not None:
         raise lowered_error(quantized.engine.name, target)
@@ -112,7 +112,7 @@ def lowered_error(engine: str, target: Target) -> UsageError:
     return UsageError(
         f"the model is lowered to kernels of {engine}, which no other runtime has",
         where=f"to={target.name!r}",
-        fix=f'backquant.quantize(model, ..., backend="{target.backend}")',
+        fix=f"backquant.quantize(model, ..., backend={literal(target.backend)})",
     )
 
 

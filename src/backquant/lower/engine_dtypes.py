@@ -9,7 +9,7 @@ import torch
 
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import dtype_name, storage_dtype
-from backquant.errors import EngineError
+from backquant.errors import EngineError, literal
 from backquant.lower import EngineInfo
 from backquant.match import Plan
 from backquant.match.integer_dtypes import IntegerDtype, integer_dtypes
@@ -33,7 +33,7 @@ def check_engine_dtypes(plan: Plan, config: BackendConfig, engine: EngineInfo) -
         where="\n         ".join(lines),
         fix=f"use {_names(engine.activation_dtypes)} activations and {_names(engine.weight_dtypes)} "
         "weights, or keep the reference model:\n"
-        f'backquant.quantize(..., backend=get_backend_config("{config.name}").set_engine(None))',
+        f"backquant.quantize(..., backend=get_backend_config({literal(config.name)}).set_engine(None))",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig
-from backquant.errors import BackquantError
+from backquant.errors import BackquantError, literal
 from backquant.match.fixes import qconfig_fix
 from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.verdict import Judge, QConfigRequest, Roles
@@ -48,7 +48,7 @@ class Suggestions:
 
     @property
     def _default_code(self) -> str:
-        return f'get_default_qconfig("{self._backend.name}")'
+        return f"get_default_qconfig({literal(self._backend.name)})"
 
     @cached_property
     def _default(self) -> QConfig | None:

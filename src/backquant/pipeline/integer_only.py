@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backquant.errors import EngineError
+from backquant.errors import EngineError, literal
 from backquant.match.plan import Plan, Reason
 from backquant.reason_codes import ReasonCode
 
@@ -33,6 +33,6 @@ def check_integers(plan: Plan, left_in_float: Sequence[Reason]) -> None:
     raise EngineError(
         "operators are quantized in a way that has no integer reference",
         where="\n         ".join(lines),
-        fix=f'qconfig_mapping.set_module_name("{path}", None), or the reference model, which computes '
+        fix=f"qconfig_mapping.set_module_name({literal(path)}, None), or the reference model, which computes "
         "them in float",
     )

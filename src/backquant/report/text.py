@@ -10,10 +10,11 @@ import io
 from collections.abc import Iterable, Iterator
 
 from rich.box import HORIZONTALS
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from backquant.report.console import SafeConsole
 from backquant.report.grouping import (
     dtype_letters,
     kernel_counts,
@@ -45,7 +46,7 @@ def render(shown: RenderableType, *, width: int = 140, color: bool = False) -> s
     'a table'
     """
     stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=color, no_color=not color)
+    console = SafeConsole(file=stream, width=width, force_terminal=color, no_color=not color)
     for part in shown.renderables if isinstance(shown, Group) else (shown,):
         console.print(part, soft_wrap=isinstance(part, Text))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())

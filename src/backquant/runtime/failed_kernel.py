@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from backquant.errors import BackquantError, EngineError, InputError
+from backquant.errors import BackquantError, EngineError, InputError, literal
 from backquant.lower.engine import is_built_in
 from backquant.runtime.failed_call import failed_call, sentence
 from backquant.runtime.interpreted import Interpreted
@@ -94,7 +94,7 @@ def _failed_kernel(
     return EngineError(
         f"the kernel {use.kernel} of the engine {use.engine} failed: {sentence(error)}",
         where=f"{layer}, node {node.name}",
-        fix=f'qconfig_mapping.set_module_name("{layer}", None) leaves it in float',
+        fix=f"qconfig_mapping.set_module_name({literal(layer)}, None) leaves it in float",
     )
 
 

@@ -8,6 +8,7 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Any
 
 from backquant.backend_config.files.located import MAX_DEPTH, Located, Path, fail
+from backquant.errors import quoted
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
@@ -107,7 +108,7 @@ class _Reader:
             key = self.string()
             if key in values:
                 raise self.error(
-                    f'the key "{key}" appears twice (first on line {key_lines[key]})',
+                    f"the key {quoted(key)} appears twice (first on line {key_lines[key]})",
                     (key,),
                     "remove one of the two",
                 )

@@ -28,6 +28,7 @@ import torch
 from backquant.backend_config.files.kinds import IMPORTED, is_named
 from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.naming import operator_name
+from backquant.errors import literal, quoted
 
 DEFAULT_ALLOW = ("torch", "operator", "backquant", "builtins")
 
@@ -86,13 +87,17 @@ class Resolver:
         parts = path.split(".")
         for part in parts:
             if not _PART.fullmatch(part):
-                raise SpellingError(f'"{path}" is not an import path', 'write "torch.nn.Conv2d"')
+                raise SpellingError(
+                    f"{quoted(path)} is not an import path", 'write "torch.nn.Conv2d"'
+                )
             if part.startswith("__"):
-                raise SpellingError(f'"{path}" goes through "{part}"', "name a public object")
+                raise SpellingError(
+                    f"{quoted(path)} goes through {quoted(part)}", "name a public object"
+                )
         if len(parts) < 2 or not self._allows(path):
             raise SpellingError(
-                f'"{path}" is outside of the allowed packages ({", ".join(self.allow)})',
-                f'if you trust it, allow it where the file is loaded: allow=("{parts[0]}",)',
+                f"{quoted(path)} is outside of the allowed packages ({', '.join(self.allow)})",
+                f"if you trust it, allow it where the file is loaded: allow=({literal(parts[0])},)",
             )
         if path.startswith("torch.ops.") and parts[2] != "aten":
             self._register_operators(path)
@@ -102,7 +107,7 @@ class Resolver:
         self._check_home(here, path)
         if not is_named(here, path) and not _is_within(path, self._trusted):
             raise SpellingError(
-                f'"{path}" is no module class, operator, fuser or observer',
+                f"{quoted(path)} is no module class, operator, fuser or observer",
                 f'if you trust it, allow it by name: allow=("{path.rpartition(".")[0]}",)',
             )
         return here
@@ -127,12 +132,14 @@ class Resolver:
             if found is None:
                 known = [name for name in dir(here) if not name.startswith("_")]
                 raise SpellingError(
-                    f'"{path}": {so_far} has no "{part}"', _nearest(part, known, so_far)
+                    f"{quoted(path)}: {so_far} has no {quoted(part)}", _nearest(part, known, so_far)
                 ) from None
         except Exception as error:
-            raise SpellingError(f'"{path}" cannot be read: {error}') from error
+            raise SpellingError(f"{quoted(path)} cannot be read: {error}") from error
         if isinstance(found, ModuleType) and not self._allows_module(found.__name__):
-            raise SpellingError(f'"{path}" leads out of the allowed packages, to {found.__name__}')
+            raise SpellingError(
+                f"{quoted(path)} leads out of the allowed packages, to {found.__name__}"
+            )
         return found
 
     def _attribute(self, here: Any, part: str) -> Any:
@@ -150,7 +157,7 @@ class Resolver:
 
     def _import(self, name: str, path: str, optional: bool = False) -> ModuleType | None:
         if not self._allows_module(name):
-            raise SpellingError(f'"{path}" is outside of the allowed packages')
+            raise SpellingError(f"{quoted(path)} is outside of the allowed packages")
         loaded = sys.modules.get(name)
         if loaded is not None:
             return loaded
@@ -158,8 +165,8 @@ class Resolver:
             if optional:
                 return None
             raise SpellingError(
-                f'"{path}": the module {name} is not loaded',
-                f'import it first, or allow it by name: allow=("{name}",)',
+                f"{quoted(path)}: the module {name} is not loaded",
+                f"import it first, or allow it by name: allow=({literal(name)},)",
             )
         try:
             return importlib.import_module(name)
@@ -167,10 +174,11 @@ class Resolver:
             if optional and error.name == name:
                 return None
             raise SpellingError(
-                f'"{path}": the module {error.name} is not installed', f"pip install {error.name}"
+                f"{quoted(path)}: the module {error.name} is not installed",
+                "install the package that has it",
             ) from error
         except Exception as error:
-            raise SpellingError(f'"{path}": importing {name} failed: {error}') from error
+            raise SpellingError(f"{quoted(path)}: importing {name} failed: {error}") from error
 
     def _check_home(self, found: Any, path: str) -> None:
         home = getattr(found, "__module__", None)
@@ -182,7 +190,7 @@ class Resolver:
         else:
             allowed = self._allows(home)
         if not allowed:
-            raise SpellingError(f'"{path}" leads out of the allowed packages, to {home}')
+            raise SpellingError(f"{quoted(path)} leads out of the allowed packages, to {home}")
 
 
 def _is_folder(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from backquant.errors import SpecError, nearest
+from backquant.errors import SpecError, nearest, quoted
 
 MOST_TOLD = 200  # problems of one file; each may ask for the nearest of thousands of words
 _LONGEST = 400  # of what is told of one problem; a file may hold names of any length
@@ -67,6 +67,6 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     starts = [name for name in names if word and name.lower().startswith(word.lower())]
     near = next(iter([*nearest(word, names), *starts]), "")
     if near:
-        return f'did you mean "{near}"?'
+        return f"did you mean {quoted(near)}?"
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"known: {shown}" if names else ""

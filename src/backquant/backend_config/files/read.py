@@ -38,7 +38,7 @@ from backquant.backend_config.pattern import NormalPattern, from_reversed, norma
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
 from backquant.backend_config.records import operator_records
-from backquant.errors import SpecError, did_you_mean
+from backquant.errors import SpecError, did_you_mean, quoted
 
 __all__ = ["Base", "build"]
 
@@ -348,7 +348,7 @@ class _Builder:
             return dtype_config_from(reference)
         if reference not in self.named:
             raise SpellingError(
-                f'no dtype config is called "{reference}" in this file',
+                f"no dtype config is called {quoted(reference)} in this file",
                 suggestion(reference, self.named),
             )
         return copy.deepcopy(self.named[reference])

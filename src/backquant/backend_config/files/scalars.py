@@ -10,6 +10,7 @@ import torch
 from backquant.backend_config.files.names import SpellingError
 from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.numbers import number_text
+from backquant.errors import quoted
 
 
 def dtype_from(text: str) -> torch.dtype:
@@ -41,7 +42,7 @@ def _constant(text: str, kind: Any, what: str) -> Any:
     if isinstance(value, kind):
         return value
     known = [word for word, item in vars(torch).items() if isinstance(item, kind)]
-    raise SpellingError(f'unknown {what} "{text}"', suggestion(name, sorted(known)))
+    raise SpellingError(f"unknown {what} {quoted(text)}", suggestion(name, sorted(known)))
 
 
 def number_data(value: Any) -> Any:

@@ -19,7 +19,7 @@ from backquant.backend_config.files.read import Base, build
 from backquant.backend_config.files.write import to_data
 from backquant.backend_config.files.yaml_reader import read_yaml
 from backquant.backend_config.registry import get_backend_config, is_spec_file
-from backquant.errors import BackquantError, SpecError
+from backquant.errors import BackquantError, SpecError, literal
 from backquant.files import replace_file
 
 __all__ = ["dumps", "load_file", "load_with_places", "loads", "save_file"]
@@ -188,7 +188,7 @@ def _check_folder(path: Path, source: _Source, resolver: Resolver, line: int | N
             line,
             ("extends",),
             "this file lies outside of the folder of the description",
-            f'if you trust it, allow its folder where the file is loaded: allow=("{path.parent}",)',
+            f"if you trust it, allow its folder where the file is loaded: allow=({literal(path.parent)},)",
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from backquant.backend_config.files.located import MAX_DEPTH, MAX_VALUES, Located, fail
+from backquant.errors import quoted
 
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _TRUE = ("true", "True", "TRUE")
@@ -71,7 +72,7 @@ class _Reader:
                     self.file,
                     key_line,
                     (key,),
-                    f'the key "{key}" appears twice (first on line {key_lines[key]})',
+                    f"the key {quoted(key)} appears twice (first on line {key_lines[key]})",
                     "remove one of the two",
                 )
             key_lines[key] = key_line

@@ -26,7 +26,7 @@ from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.roundings import computed, dithered, float_tensors, ratio
 from backquant.deploy.target import Requirement
-from backquant.errors import ExportError
+from backquant.errors import ExportError, literal
 from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
@@ -119,7 +119,7 @@ def _unbounded(job: ExportJob) -> Iterator[Reason]:
                     ReasonCode.DYNAMIC_SHAPE,
                     asked=f"axis {axis} of any size",
                     admitted="ExecuTorch plans its memory ahead: an upper bound for every axis",
-                    fix=f'dynamic_shapes={{"{node.name}": {{{axis}: "size<=64"}}}}',
+                    fix=f'dynamic_shapes={{{literal(node.name)}: {{{axis}: "size<=64"}}}}',
                 )
 
 
