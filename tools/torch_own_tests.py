@@ -1,19 +1,13 @@
-"""PyTorch's own tests of FX quantization, run on backquant: how many pass.
+"""PyTorch's own tests of quantization, run on ``backquant.ao`` by prefix alone: how many pass.
 
     python tools/torch_own_tests.py PYTORCH/test/quantization
     python tools/torch_own_tests.py PYTORCH/test/quantization -k TestFuseFx --json results.jsonl
 
-The files are read where they lie and edited in a temporary folder (``torch_own/rewrite.py`` lists every
-edit); the classes that they build on are those of the installed torch. A model that ``convert_fx`` gave is
-judged
-
-- by ``outputs``: what it computes, and what the test says of everything else (prepared, fused and reference
-  graphs, configs, state); its own graph is not looked at;
-- by ``graph``: also by the operators in its graph, in the words of ``torch_own/graphs.py``.
-
-Failures that are meant have their reason in ``torch_own/excluded.py``, and count as failures. Tests that do
-not count are those of the same file, with a reason each, and those that PyTorch itself skips on this machine
-(no CUDA).
+The files are read where they lie and copied to a temporary folder. ``torch_own/edits.py`` has all edits:
+the prefix, and statements that use TorchScript. The installed torch's ``common_quantization.py``, on whose
+helpers the tests stand, is copied and edited alike. Judged are the tests that, as they are written, pass
+on the installed torch's own ``torch.ao``, and whose own body names neither ``torch.jit`` nor a name of
+``torch.ao`` that begins with an underscore.
 """
 
 from __future__ import annotations
@@ -29,17 +23,21 @@ from typing import Any
 
 _TOOLS = Path(__file__).resolve().parent
 _ROOT = _TOOLS.parent
-_FILES = ("fx/test_quantize_fx.py", "core/test_backend_config.py")
+_FILES = ("fx/test_quantize_fx.py", "core/test_backend_config.py", "core/test_workflow_module.py")
+sys.path.insert(0, str(_TOOLS))
+
+from torch_own.edits import uses_left_out, with_prefix, without_torchscript  # noqa: E402
+
+Results = list[dict[str, Any]]
 
 
-def run(folder: Path, wanted: str) -> list[dict[str, Any]]:
-    """The results of the tests of ``folder``, one dict per test."""
-    sys.path.insert(0, str(_TOOLS))
-    from torch_own.rewrite import write_adapted
+def run(sources: list[Path], wanted: str, *, by_prefix: bool) -> Results:
+    """The results of the tests in ``sources``, one dict per test; ``by_prefix``: on backquant."""
+    import torch.testing._internal as internal
 
-    with tempfile.TemporaryDirectory() as made:
-        place = Path(made)
-        tests = write_adapted([folder / name for name in _FILES], place)
+    base = Path(internal.__path__[0]) / "common_quantization.py"
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
         results = place / "results.jsonl"
         paths = (place, _TOOLS, _ROOT / "src", _ROOT)
         environment = {
@@ -47,69 +45,96 @@ def run(folder: Path, wanted: str) -> list[dict[str, Any]]:
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "TORCH_OWN_RESULTS": str(results),
         }
+        if by_prefix:
+            environment["TORCH_OWN_BASE"] = str(place / "edited_base.py")
+            (place / "edited_base.py").write_text(_edited(base.read_text()))
+        for source in sources:
+            text = source.read_text()
+            (place / source.name).write_text(_edited(text) if by_prefix else text)
         options = ["-p", "torch_own.recorder", "-p", "no:cacheprovider", "-q", "--tb=short"]
-        command = [sys.executable, "-W", "ignore", "-m", "pytest", *options, *map(str, tests)]
-        command += ["--rootdir", made, "-c", os.devnull, *(["-k", wanted] if wanted else [])]
+        tests = [str(place / source.name) for source in sources]
+        command = [sys.executable, "-W", "ignore", "-m", "pytest", *options, *tests]
+        command += ["--rootdir", folder, "-c", os.devnull, *(["-k", wanted] if wanted else [])]
         done = subprocess.run(
             command, cwd=place, env=environment, capture_output=True, text=True, check=False
         )
         if not results.exists():
             raise SystemExit(done.stdout[-4000:] + done.stderr[-4000:])
-        return [json.loads(line) for line in results.read_text().splitlines()]
+        return read(results)
 
 
-def summary(results: list[dict[str, Any]]) -> str:
-    """The counts, then each test that failed or is excluded, with the reason.
+def _edited(text: str) -> str:
+    return with_prefix(without_torchscript(text))
 
-    >>> print(summary([{"test": "T.test_a", "outcome": "passed", "why": "", "graph": ["add: 0 times"]}]))
-    by outputs: 1 of 1 pass (100.0 %)
-    by graph: 0 of 1 pass (0.0 %)
-    passed by outputs, not by graph: 1
-      T.test_a: add: 0 times
+
+def read(path: Path) -> Results:
+    """The results in a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def summary(results: Results, baseline: Results, left_out: dict[str, str]) -> str:
+    """The counts, each judged test that failed, and what is not judged.
+
+    >>> passed = [{"test": "T.test_a", "outcome": "passed", "why": ""}]
+    >>> print(summary([{"test": "T.test_a", "outcome": "failed", "why": "no scale"}], passed, {}))
+    by prefix alone: 0 of 1 pass (0.0 %)
+    failed: 1
+      T.test_a: no scale
     """
-    sys.path.insert(0, str(_TOOLS))
-    from torch_own.excluded import ON_PURPOSE
-
-    judged = [result for result in results if result["outcome"] in ("passed", "failed")]
-    passed = [result for result in judged if result["outcome"] == "passed"]
-    other = [{**result, "why": result["graph"][0]} for result in passed if result["graph"]]
-    counts = {"outputs": len(passed), "graph": len(passed) - len(other)}
-    lines = [
-        f"by {judge}: {count} of {len(judged)} pass ({100 * count / max(1, len(judged)):.1f} %)"
-        for judge, count in counts.items()
-    ]
-    failed = [result for result in judged if result["outcome"] == "failed"]
-    meant = [r for r in (*failed, *other) if r["test"] in ON_PURPOSE]
+    passing = {result["test"] for result in baseline if result["outcome"] == "passed"}
+    judged = [r for r in results if r["test"] in passing and r["test"] not in left_out]
+    failed = [result for result in judged if result["outcome"] != "passed"]
+    passed = len(judged) - len(failed)
     groups = {
-        "failed": [result for result in failed if result not in meant],
-        "passed by outputs, not by graph": [result for result in other if result not in meant],
-        "differs on purpose": [{**result, "why": ON_PURPOSE[result["test"]]} for result in meant],
+        "failed": [(r["test"], _first_line(r["why"])) for r in failed],
+        "not judged": [
+            (r["test"], left_out.get(r["test"], "torch.ao itself does not pass it here"))
+            for r in results
+            if r not in judged
+        ],
     }
-    for outcome in ("excluded", "skipped"):
-        groups[outcome] = [result for result in results if result["outcome"] == outcome]
-    for title, chosen in groups.items():
-        lines += [f"{title}: {len(chosen)}"] if chosen else []
-        lines += [f"  {result['test']}: {_first_line(result['why'])}" for result in chosen]
+    share = 100 * passed / max(1, len(judged))
+    lines = [f"by prefix alone: {passed} of {len(judged)} pass ({share:.1f} %)"]
+    for title, tests in groups.items():
+        lines += [f"{title}: {len(tests)}"] if tests else []
+        lines += [f"  {test}: {why}" for test, why in tests]
     return "\n".join(lines)
 
 
 def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")[:160]
+    return next(iter(text.strip().splitlines()), "")[:200]
 
 
 def main() -> None:
-    """Run, print, and write the results as JSON lines where ``--json`` says."""
+    """Run on both, print, and write the results as JSON lines where ``--json`` says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="test/quantization of a checkout of PyTorch 2.6")
     parser.add_argument("-k", default="", help="as pytest's")
     parser.add_argument("--json", type=Path, help="also write the results here")
-    given = parser.parse_args()
-    results = run(given.folder.resolve(), given.k)
-    print(summary(results))
-    if given.json:
-        given.json.write_text("".join(json.dumps(result) + "\n" for result in results))
+    parser.add_argument(
+        "--baseline", type=Path, help="torch.ao's results: read from here, or written if absent"
+    )
+    options = parser.parse_args()
+    sources = [options.folder.resolve() / name for name in _FILES]
+    if options.baseline and options.baseline.exists():
+        baseline = read(options.baseline)
+    else:
+        baseline = run(sources, options.k, by_prefix=False)
+        if options.baseline:
+            _write(options.baseline, baseline)
+    results = run(sources, options.k, by_prefix=True)
+    left_out: dict[str, str] = {}
+    for source in sources:
+        left_out.update(uses_left_out(source.read_text()))
+    print(summary(results, baseline, left_out))
+    if options.json:
+        _write(options.json, results)
+
+
+def _write(path: Path, results: Results) -> None:
+    path.write_text("".join(json.dumps(result) + "\n" for result in results))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What ``tools/torch_own_tests.py`` is made of: PyTorch's own test files, run on backquant."""
+"""What ``tools/torch_own_tests.py`` is made of: PyTorch's own test files with another prefix."""
