@@ -22,6 +22,7 @@ __all__ = [
     "EngineError",
     "ExportError",
     "InputError",
+    "LeftOutError",
     "MissingExtraError",
     "PassError",
     "RankError",
@@ -168,6 +169,10 @@ class ArtifactError(BackquantError):
 
 class MissingExtraError(BackquantError, ImportError):
     """An optional dependency is missing; the fix names the extra to install."""
+
+
+class LeftOutError(BackquantError, NotImplementedError, AttributeError):
+    """A name of ``torch.ao`` that backquant leaves out was used; the fix says what to do instead."""
 
 
 class PassError(BackquantError, AssertionError):

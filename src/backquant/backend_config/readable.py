@@ -11,8 +11,8 @@ from backquant.backend_config.pattern import Pattern
 _FIELDS_WITH_LAYOUT = ("pattern", "dtype_configs", "num_tensor_args_to_observation_type")
 
 
-def pattern_to_human_readable(pattern: Pattern) -> Any:
-    """The pattern, with functions that do not know their own name replaced by their names.
+def pattern_to_human_readable(p: Pattern) -> Any:
+    """The pattern ``p``, with functions that do not know their own name replaced by their names.
 
     Functions chosen at call time (``boolean_dispatch``) become the name in ``torch.nn.functional``;
     everything else, nested tuples included, stays. For text, use ``operator_name`` or
@@ -22,11 +22,11 @@ def pattern_to_human_readable(pattern: Pattern) -> Any:
     >>> pattern_to_human_readable((torch.nn.functional.max_pool2d, "view"))
     ('torch.nn.functional.max_pool2d', 'view')
     """
-    if isinstance(pattern, tuple):
-        return tuple(pattern_to_human_readable(item) for item in pattern)
-    if "boolean_dispatch" in getattr(pattern, "__qualname__", ""):
-        return functional_name(pattern) or pattern
-    return pattern
+    if isinstance(p, tuple):
+        return tuple(pattern_to_human_readable(item) for item in p)
+    if "boolean_dispatch" in getattr(p, "__qualname__", ""):
+        return functional_name(p) or p
+    return p
 
 
 def entry_to_pretty_str(entry: Mapping[str, Any]) -> str:

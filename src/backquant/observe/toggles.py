@@ -7,8 +7,8 @@ from torch import nn
 from backquant.observe.protocol import is_fake_quantize
 
 
-def disable_fake_quant(module: nn.Module) -> None:
-    """Let ``module`` return its input unrounded, if it is a fake-quantizer.
+def disable_fake_quant(mod: nn.Module) -> None:
+    """Let ``mod`` return its input unrounded, if it is a fake-quantizer.
 
     >>> from backquant.observe import FakeQuantize
     >>> model = nn.Sequential(FakeQuantize())
@@ -16,12 +16,12 @@ def disable_fake_quant(module: nn.Module) -> None:
     >>> model[0].fake_quant_enabled.item()
     0
     """
-    if is_fake_quantize(module):
-        module.disable_fake_quant()  # type: ignore[operator]
+    if is_fake_quantize(mod):
+        mod.disable_fake_quant()  # type: ignore[operator]
 
 
-def enable_fake_quant(module: nn.Module) -> None:
-    """Let ``module`` round, if it is a fake-quantizer.
+def enable_fake_quant(mod: nn.Module) -> None:
+    """Let ``mod`` round, if it is a fake-quantizer.
 
     >>> from backquant.observe import FakeQuantize
     >>> model = nn.Sequential(FakeQuantize())
@@ -29,12 +29,12 @@ def enable_fake_quant(module: nn.Module) -> None:
     >>> model[0].fake_quant_enabled.item()
     1
     """
-    if is_fake_quantize(module):
-        module.enable_fake_quant()  # type: ignore[operator]
+    if is_fake_quantize(mod):
+        mod.enable_fake_quant()  # type: ignore[operator]
 
 
-def disable_observer(module: nn.Module) -> None:
-    """Let ``module`` keep its scale and zero point, if it is a fake-quantizer.
+def disable_observer(mod: nn.Module) -> None:
+    """Let ``mod`` keep its scale and zero point, if it is a fake-quantizer.
 
     >>> from backquant.observe import FakeQuantize
     >>> model = nn.Sequential(FakeQuantize())
@@ -42,12 +42,12 @@ def disable_observer(module: nn.Module) -> None:
     >>> model[0].observer_enabled.item()
     0
     """
-    if is_fake_quantize(module):
-        module.disable_observer()  # type: ignore[operator]
+    if is_fake_quantize(mod):
+        mod.disable_observer()  # type: ignore[operator]
 
 
-def enable_observer(module: nn.Module) -> None:
-    """Let ``module`` measure, if it is a fake-quantizer.
+def enable_observer(mod: nn.Module) -> None:
+    """Let ``mod`` measure, if it is a fake-quantizer.
 
     >>> from backquant.observe import FakeQuantize
     >>> model = nn.Sequential(FakeQuantize())
@@ -55,5 +55,5 @@ def enable_observer(module: nn.Module) -> None:
     >>> model[0].observer_enabled.item()
     1
     """
-    if is_fake_quantize(module):
-        module.enable_observer()  # type: ignore[operator]
+    if is_fake_quantize(mod):
+        mod.enable_observer()  # type: ignore[operator]
