@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
+from backquant.identifiers import labelled
+
 __all__ = [
     "ArtifactError",
     "BackquantError",
@@ -94,7 +96,8 @@ class BackquantError(Exception):
     """
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        self.what, self.where, self.fix = map(printable, (what, where, fix))
+        shown = (printable(labelled(text)) for text in (what, where, fix))
+        self.what, self.where, self.fix = shown
         super().__init__(self.what, self.where, self.fix)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -12,13 +12,16 @@ syntax error, and Python compares identifiers after NFKC normalisation: Âµ and Î
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 import re
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 PREFIX = "bqname_"
 _ASCII_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN = re.compile(rf"{PREFIX}[A-Za-z0-9_]*")
+_Data = TypeVar("_Data")
 _CHARACTER = re.compile(r"__|_([0-9a-f]{1,5}|10[0-9a-f]{4})_|([A-Za-z0-9])")
 
 
@@ -65,12 +68,41 @@ def label(path: str) -> str:
 
 
 def labelled(text: str) -> str:
-    """``text`` with the user's own names for those that ``identifier`` wrote.
+    """``text`` with the user's own names for those that ``identifier`` wrote, to be read: what cannot be
+    printed in a line is escaped.
 
     >>> labelled("heads_bqname_in: module 'heads.bqname_in' is float")
     "heads_in: module 'heads.in' is float"
     """
-    return _PLAIN.sub(lambda match: _label(match[0]), text) if PREFIX in text else text
+    return _PLAIN.sub(lambda match: _shown(_label(match[0])), text) if PREFIX in text else text
+
+
+def labelled_data(data: _Data) -> _Data:
+    """``data`` of dataclasses, tuples, lists and dicts with ``labelled`` texts.
+
+    >>> labelled_data({"bqname_in": ("heads.bqname_in", 1)})
+    {'in': ('heads.in', 1)}
+    """
+    return _labelled_data(data)  # type: ignore[no-any-return]
+
+
+def _labelled_data(data: Any) -> Any:
+    if isinstance(data, str) and type(data) is str:
+        return labelled(data)
+    if isinstance(data, dict):
+        return type(data)((_labelled_data(k), _labelled_data(v)) for k, v in data.items())
+    if type(data) in (tuple, list):
+        return type(data)(map(_labelled_data, data))
+    if not dataclasses.is_dataclass(data) or isinstance(data, type):
+        return data
+    before = {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
+    after = {name: _labelled_data(value) for name, value in before.items()}
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    return dataclasses.replace(data, **changed) if changed else data
+
+
+def _shown(name: str) -> str:
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def _label(name: str) -> str:

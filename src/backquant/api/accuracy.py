@@ -15,13 +15,14 @@ from backquant.accuracy.comparison import Comparison
 from backquant.accuracy.metric import Metric, measured_metric
 from backquant.accuracy.sensitivity import Sensitivity, sensitivities
 from backquant.accuracy.twin import Twin
-from backquant.api.arguments import Model, opened_model
+from backquant.api.arguments import Model, opened_model, plain_model
 from backquant.api.calibrated import CalibrationCall
 from backquant.backend_config.registry import Backend
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.batches import check_set, check_some, first_batch, kept_set
 from backquant.calibrate.group import sharing
 from backquant.errors import UsageError
+from backquant.identifiers import labelled_data
 from backquant.pipeline.plan import evaluation_copy
 from backquant.pipeline.recapture import float_graph_of
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -72,10 +73,11 @@ def compare(
         )
     check_set(data, "data")
     example, batches = first_batch(data, "data")
-    source = opened_model(model)
-    graph = float_graph_of(source, quantized.record, example)
+    record = quantized.record
+    source = plain_model(opened_model(model), record.custom, record.backend_config)
+    graph = float_graph_of(source, record, example)
     with ProgressBar("comparing") if progress else nullcontext() as bar:
-        found = compared(graph, quantized, batches, bar)
+        found = labelled_data(compared(graph, quantized, batches, bar))
     if metric is None:
         return found
     in_float = measured_metric(metric, evaluation_copy(source), "the float model")
@@ -154,4 +156,4 @@ def sensitivity(  # size: as quantize
         with ProgressBar("sensitivity") if progress else nullcontext() as bar:
             found = sensitivities(twin, data, progress=bar, resume=resume, ranks=ranks)
     check_some(found.batches, data, "data")
-    return found
+    return labelled_data(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any, TypeVar
 
@@ -13,6 +14,10 @@ from backquant.backend_config.registry import Backend, is_spec_file, resolve_bac
 from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, ConfigError, UsageError
 from backquant.graph.export import ExportedModel, load_exported
+from backquant.graph.plain_names import with_plain_names
+from backquant.identifiers import identifiers
+from backquant.match import CustomMatching
+from backquant.pipeline.plan import named_by
 from backquant.pipeline.sound import refuse_errors, sound_file
 from backquant.prepare import Request
 from backquant.qconfig import (
@@ -169,7 +174,40 @@ def given_custom(
     >>> given_custom({"non_traceable_module_name": ["head"]}).non_traceable_module_names
     ['head']
     """
-    return None if custom is None else _given(custom, PrepareCustomConfig)
+    return None if custom is None else _with_plain_names(_given(custom, PrepareCustomConfig))
+
+
+def _with_plain_names(custom: PrepareCustomConfig) -> PrepareCustomConfig:
+    """``custom``, or a copy that names modules as ``plain_model`` does."""
+    standalone = {_plain_path(name): e for name, e in custom.standalone_module_names.items()}
+    untraced = [_plain_path(name) for name in custom.non_traceable_module_names]
+    same = untraced == custom.non_traceable_module_names
+    if same and standalone.keys() == custom.standalone_module_names.keys():
+        return custom
+    renamed = copy.copy(custom)
+    renamed.standalone_module_names, renamed.non_traceable_module_names = standalone, untraced
+    return renamed
+
+
+def _plain_path(path: str) -> str:
+    return identifiers(path.split("."))
+
+
+def plain_model(
+    model: nn.Module,
+    custom: PrepareCustomConfig | None = None,
+    backend: BackendConfig | None = None,
+) -> nn.Module:
+    """``model`` if graphs can hold the names of its modules and tensors, else a copy with such names. Modules
+    that are quantized or left in float as a whole, by their class, are what they are.
+
+    >>> plain_model(nn.ReLU())
+    ReLU()
+    """
+    whole = CustomMatching.of(custom).untraced_classes
+    if backend is not None:
+        whole |= named_by(backend, "module")
+    return with_plain_names(model, lambda part: type(part) in whole)
 
 
 def _conversion_custom(custom: ConvertCustomConfig | dict[str, Any] | None) -> ConvertCustomConfig:

@@ -16,6 +16,7 @@ from backquant.api.arguments import (
     given_custom,
     given_mapping,
     opened_model,
+    plain_model,
     sound_backend,
 )
 from backquant.backend_config import BackendConfig
@@ -85,12 +86,12 @@ class CalibrationCall:
         corrected by them. ``sample_decibels``: as in ``Recipe``.
         """
         config, engine = self.config, engine_of(self.config)
-        source = opened_model(model)
-        frozen = evaluation_copy(source)
-        mapping = self.mapping
+        opened, mapping = opened_model(model), self.mapping
         if isinstance(self.weights, Mapping):
-            mapping = weights_by_path(config, self.weights, self.group_size, source)
+            mapping = weights_by_path(config, self.weights, self.group_size, opened)
         given = given_request(mapping, self.prepare_custom_config)
+        source = plain_model(opened, given[1], config)
+        frozen = evaluation_copy(source)
         requested = DefaultedRequest.of(config, engine, *given, frozen)
         if self.weights is not None:
             requested = replace(requested, implied=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from backquant.api.arguments import Model, opened_model
+from backquant.api.arguments import Model, opened_model, plain_model
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import called_on_example
 from backquant.deploy import (
@@ -116,7 +116,7 @@ def check_exportable(
     """
     if backend.engine is not None:
         raise lowered_error(backend.engine, target)
-    frozen = evaluation_copy(opened_model(model))
+    frozen = evaluation_copy(plain_model(opened_model(model), backend=backend))
     example = called_on_example(frozen, example_inputs).inputs
     mapping = get_default_qconfig_mapping(backend)
     step = planned(frozen, Request(backend, mapping), Capturing("auto", example))

@@ -15,6 +15,7 @@ from backquant.api.arguments import (
     given_model,
     given_request,
     opened_model,
+    plain_model,
 )
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import call_that_runs, called_on_example
@@ -73,7 +74,8 @@ def fuse_fx(
     ['ConvReLU2d']
     """
     custom, backend = given_fusion(fuse_custom_config), given_backend(backend_config)
-    if given_model(model).training:
+    model = plain_model(given_model(model), backend=backend)
+    if model.training:
         fused = fuse_for_training(model, backend, PrepareCustomConfig())
     else:
         fused = fused_graph(model, backend).fused.module
@@ -129,7 +131,8 @@ def prepare_fx(  # size: PyTorch's signature
             fix="leave it out; scale inputs and weights before preparing",
         )
     request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
-    called, note = call_that_runs(given_model(model), example_inputs)
+    model = plain_model(given_model(model), request.custom, request.backend_config)
+    called, note = call_that_runs(model, example_inputs)
     how = "trace" if model.training or note else "auto"
     capturing = Capturing(how, None if called is None else called.inputs, called=called)
     step, total = planned(model, request, capturing), 0
@@ -194,7 +197,8 @@ def prepare_qat_fx(
     """
     request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
     # in evaluation mode: there a batch of one is no error
-    frozen = evaluation_copy(given_model(model))
+    model = plain_model(given_model(model), request.custom, request.backend_config)
+    frozen = evaluation_copy(model)
     called, shapes = call_that_runs(frozen, example_inputs)
     example, total = (None, 0) if called is None else (called.inputs, called.multiply_adds)
     graph = fused_for_training(model, request.backend_config, request.custom, called)
@@ -250,7 +254,8 @@ def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
     torch.Size([2, 3])
     """
     request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
-    frozen = evaluation_copy(opened_model(model))
+    model = plain_model(opened_model(model), request.custom, request.backend_config)
+    frozen = evaluation_copy(model)
     called = called_on_example(frozen, example_inputs)
     capturing = Capturing("export", called.inputs, dynamic_shapes, called=called)
     step = _counted(planned(frozen, request, capturing), called)

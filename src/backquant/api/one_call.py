@@ -13,6 +13,7 @@ from backquant.accuracy.recipes import recipe_of
 from backquant.api.arguments import (
     Model,
     opened_model,
+    plain_model,
     sound_backend,
 )
 from backquant.api.calibrated import CalibrationCall, given_request, planned_for
@@ -239,11 +240,9 @@ def explain(  # size: as quantize
     [('Linear', 'quantized'), ('Softplus', 'float')]
     """
     config = sound_backend(backend)
-    frozen = evaluation_copy(opened_model(model))
-    engine = _engine_here(config)
-    requested = DefaultedRequest.of(
-        config, engine, *given_request(qconfig_mapping, prepare_custom_config), frozen
-    )
+    given = given_request(qconfig_mapping, prepare_custom_config)
+    frozen = evaluation_copy(plain_model(opened_model(model), given[1], config))
+    requested = DefaultedRequest.of(config, _engine_here(config), *given, frozen)
     called = called_on_example(frozen, example_inputs)
     example = called.inputs
     capturing = Capturing(

@@ -35,6 +35,7 @@ from backquant.calibrate.group import held_by_all, sharing
 from backquant.deploy.session import running_target
 from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
+from backquant.identifiers import labelled_data
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.runtime import QuantizedModel
 
@@ -168,7 +169,7 @@ def search(  # size: as quantize
         with ProgressBar("search") if progress else nullcontext() as bar:
             found = work.found(bench, bar or _nobody)
     whole = {"calibration": spent, "search": time.process_time() - start - spent}
-    return replace(found, seconds=whole)
+    return labelled_data(replace(found, seconds=whole))
 
 
 def _nobody(_done: int, _total: int | None) -> None:

@@ -28,6 +28,7 @@ from backquant.calibrate.observers import site_observers
 from backquant.calibrate.resume import calibration_state, load_calibration_state
 from backquant.errors import CalibrationError, UsageError
 from backquant.files import replace_file
+from backquant.identifiers import label
 
 _DIGEST = 64  # characters of a sha-256
 _KEY = "backquant-checkpoint"
@@ -172,8 +173,8 @@ def fingerprint(prepared: fx.GraphModule) -> str:
         settings: Any = getattr(observer, "_merge_settings", dict)()
         digest.update(f"{name} {type(observer).__qualname__} {settings}".encode())
     for name, value in prepared.state_dict().items():
-        if not any(name.startswith(f"{observer}.") for observer in observers):
-            digest.update(name.encode())
+        if not any(name.startswith(f"{label(observer)}.") for observer in observers):
+            digest.update(name.encode(errors="surrogatepass"))
             _add(digest, value)
     return digest.hexdigest()
 

@@ -16,10 +16,12 @@ from torch import fx, nn
 from torch.fx.graph import _illegal_names, _name_regex
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from backquant.identifiers import PREFIX, label
+
 
 class DeferredGraphModule(fx.GraphModule):
     """A graph module that ``assemble`` makes without code; ``recompile()``, or the first use of its
-    code, generates it."""
+    code, generates it. The keys of its ``state_dict`` are the user's own names."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Generate the code, which takes the place of this method, and run it."""
@@ -33,6 +35,22 @@ class DeferredGraphModule(fx.GraphModule):
             self.recompile()
         code: str = self._code
         return code
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module, by the names that the model had that was captured."""
+        state = super().state_dict(*args, **kwargs)
+        if any(PREFIX in key for key in state):
+            entries = [(label(key), value) for key, value in state.items()]
+            state.clear()
+            state.update(entries)
+        return state
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        tensors = (*self.named_parameters(prefix[:-1]), *self.named_buffers(prefix[:-1]))
+        for key in (key for key, _ in tensors if PREFIX in key):
+            if label(key) in state_dict:
+                state_dict[key] = state_dict.pop(label(key))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __reduce__(self) -> tuple[Any, ...]:
         _ = self.code

@@ -145,7 +145,9 @@ class _Reader:
         if isinstance(value, int | float):
             return float(value)
         tensor = self._constants.value(value)
-        return float(tensor) if tensor is not None and tensor.numel() == 1 >= tensor.dim() else None
+        if tensor is None or tensor.numel() != 1 or tensor.dim() > 1:
+            return None
+        return float(tensor.detach())
 
 
 def _is_call(node: Any) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from backquant.dtypes import Granularity
+from backquant.identifiers import labelled
 
 
 class Outcome(str, Enum):
@@ -288,7 +289,7 @@ class Decision:
             if position == 0 and self.rule is not None and rule not in reason.asked:
                 text[0] += f"   QConfigMapping: {rule}"
             lines += [f"  {line}" for line in text]
-        return "\n".join(lines)
+        return labelled("\n".join(lines))
 
 
 class BySample(NamedTuple):

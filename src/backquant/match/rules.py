@@ -12,6 +12,7 @@ Rules (PyTorch's)
    another part has another rule, and ignores ``None`` for the parts. Here ``None`` for any part,
    by type or by name, is honoured, and an ignored rule is noted.
 5. A QAT module takes the object-type rule of the float module that it stands for.
+6. Names of modules are the user's own, where the graph has others (``backquant.identifiers``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import BackendConfig
 from backquant.graph import GraphIndex, Scope
+from backquant.identifiers import label
 from backquant.match.plan import Fusion, RuleKind, RuleRef
 from backquant.qconfig.mapping import MappingRule, QConfigMapping
 
@@ -78,25 +80,26 @@ class RuleTable:
         if ref.kind is RuleKind.OBJECT_TYPE:
             self._types[rule.target] = hit
         elif ref.kind is RuleKind.MODULE_NAME:
-            self._names[rule.target] = hit
+            self._names[label(rule.target)] = hit
         elif ref.kind is RuleKind.MODULE_NAME_REGEX:
             self._regexes.append((re.compile(rule.target), hit))
         else:
-            self._orders[rule.target] = hit
+            self._orders[(label(rule.target[0]), *rule.target[1:])] = hit
 
     def by_order(self, path: str, object_type: Any, number: int) -> Hit | None:
         """The rule for the ``number``-th use of an operator within a module."""
-        return self._orders.get((path, object_type, number)) if self._orders else None
+        return self._orders.get((label(path), object_type, number)) if self._orders else None
 
     def by_name(self, path: str) -> Hit | None:
         """The rule for a module: its own name's or the nearest enclosing module's, else a regex's."""
         if path not in self._by_path:
-            self._by_path[path] = self._enclosing(path) or self._matching(path)
+            own = label(path)
+            self._by_path[path] = self._enclosing(own) or self._matching(own)
         return self._by_path[path]
 
     def by_exact_name(self, path: str) -> Hit | None:
         """The rule that names this very module."""
-        return self._names.get(path)
+        return self._names.get(label(path))
 
     def by_type(self, object_type: Any) -> Hit | None:
         """The rule for a class, a function, or a method name."""

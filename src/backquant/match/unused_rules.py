@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from backquant.errors import did_you_mean
 from backquant.graph import Scope
+from backquant.identifiers import label
 from backquant.match.plan import Decision, Fusion, RuleKind, RuleRef
 from backquant.match.rules import RuleTable
 
@@ -34,7 +35,7 @@ def unused_rules(
 def _module_paths(scopes: Mapping[str, Scope]) -> dict[str, None]:
     paths: dict[str, None] = {}
     for scope in scopes.values():
-        path = scope.path
+        path = label(scope.path)
         while path and path not in paths:
             paths[path] = None
             path = path.rpartition(".")[0]
@@ -48,7 +49,7 @@ def _fused_into(scopes: Mapping[str, Scope], fusions: Iterable[Fusion]) -> dict[
         for name in fusion.nodes:
             scope = scopes.get(name)
             if root is not None and scope is not None and name != fusion.root:
-                into[scope.path] = root.path
+                into[label(scope.path)] = label(root.path)
     return into
 
 
@@ -58,7 +59,7 @@ def _note(rule: RuleRef, table: RuleTable, paths: dict[str, None], fused: dict[s
         return f'module_name_regex "{target}" applies to no module'
     if rule.kind is RuleKind.OBJECT_TYPE:
         return ""
-    name = target if rule.kind is RuleKind.MODULE_NAME else target[0]
+    name = label(target if rule.kind is RuleKind.MODULE_NAME else target[0])
     text = f'{rule.kind.value} "{rule.key}"'
     if name in fused:
         return f'{text} does nothing: "{name}" became a part of "{fused[name]}"'

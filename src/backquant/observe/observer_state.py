@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from backquant.errors import UsageError
+from backquant.identifiers import label
 from backquant.observe.protocol import is_observer_or_fake_quantize
 
 _SHOWN = 3
@@ -23,7 +24,7 @@ def get_observer_state_dict(mod: nn.Module) -> OrderedDict[str, torch.Tensor]:
     >>> list(get_observer_state_dict(prepared))[0].partition(".")[0]
     '1'
     """
-    prefixes = tuple(f"{path}." if path else "" for path in _outermost(mod))
+    prefixes = tuple(map(_prefix, _outermost(mod)))
     state = mod.state_dict()
     found = OrderedDict((key, value) for key, value in state.items() if key.startswith(prefixes))
     found._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]
@@ -48,7 +49,7 @@ def load_observer_state_dict(mod: nn.Module, obs_dict: Mapping[str, Any]) -> Non
     _refuse("has entries of no observer:", [key for key in obs_dict if key not in known])
     metadata = getattr(obs_dict, "_metadata", {})
     for path in _outermost(mod):
-        prefix = f"{path}." if path else ""
+        prefix = _prefix(path)
         part = OrderedDict(
             (key.removeprefix(prefix), value)
             for key, value in obs_dict.items()
@@ -60,6 +61,11 @@ def load_observer_state_dict(mod: nn.Module, obs_dict: Mapping[str, Any]) -> Non
             if key == path or key.startswith(prefix)
         }
         mod.get_submodule(path).load_state_dict(part)
+
+
+def _prefix(path: str) -> str:
+    """Of keys of a ``state_dict``, which have the user's own names."""
+    return f"{label(path)}." if path else ""
 
 
 def _outermost(mod: nn.Module) -> list[str]:

@@ -8,6 +8,7 @@ from torch import nn
 
 from backquant.backend_config import LeaveFloat
 from backquant.graph import released
+from backquant.graph.plain_names import with_plain_names
 from backquant.pipeline.plan import Planned, planned
 from backquant.prepare import (
     PreparedModule,
@@ -47,4 +48,5 @@ def observed(step: Planned, results: tuple[LeaveFloat, ...] | None = None) -> Pr
 
 
 def _standalone(model: nn.Module, request: Request) -> PreparedModule:
-    return observed(with_standalone_modules(planned(model, request), request, _standalone))
+    step = planned(with_plain_names(model), request)
+    return observed(with_standalone_modules(step, request, _standalone))

@@ -11,6 +11,7 @@ from torch import nn
 
 from backquant.dtypes import dtype_name, stored_bytes
 from backquant.graph.costs import GraphCosts
+from backquant.identifiers import labelled_data
 from backquant.lower import KernelUse
 from backquant.match.names import entry_text
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason, TensorRequest
@@ -88,8 +89,9 @@ def bytes_of(module: nn.Module) -> int:
 
 
 def build_report(source: ReportSource) -> Report:
-    """One row per operator of the plan, with everything that ``source`` knows about it."""
-    return _Builder(source).report()
+    """One row per operator of the plan, with everything that ``source`` knows about it, under the user's own
+    names."""
+    return labelled_data(_Builder(source).report())
 
 
 class _Builder:
