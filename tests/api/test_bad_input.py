@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import backquant
 from backquant import (
@@ -73,8 +73,6 @@ def int16_everywhere() -> BackendConfig:
     return BackendConfig("promising").set_engine("x86").set_backend_pattern_config(conv)
 
 
-LABELS = TensorDataset(IMAGE, torch.zeros(2))
-
 CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
     # the backend
     "backend-misspelt": (UnknownBackendError, quantize(backend="x68")),
@@ -96,7 +94,7 @@ CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
     "set-inf": (CalibrationError, quantize(calibration=[poisoned(float("inf"))])),
     "batch-shape": (InputError, quantize(calibration=[IMAGE, IMAGE[:, :2]])),
     "batch-first-shape": (InputError, quantize(calibration=[IMAGE[:, :2]])),
-    "batch-labels": (InputError, quantize(calibration=DataLoader(LABELS, batch_size=2))),
+    "batch-values": (InputError, quantize(calibration=[(1, IMAGE, IMAGE)])),
     "batch-keyword": (InputError, quantize(calibration=[IMAGE, {"y": IMAGE}])),
     "batch-numpy": (InputError, quantize(calibration=[IMAGE.numpy()])),
     # example inputs

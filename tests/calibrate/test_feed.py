@@ -153,7 +153,7 @@ def test_a_first_batch_of_the_wrong_shape_names_what_the_model_takes(makers):
 @pytest.mark.parametrize(
     ("batch", "what"),
     [
-        ((torch.zeros(1, 3, 4, 4), torch.zeros(1)), "too many positional arguments"),
+        ((1, torch.zeros(1, 3, 4, 4)), "too many positional arguments"),
         ({"image": torch.zeros(1, 3, 4, 4)}, "missing a required argument: 'x'"),
         ((), "missing a required argument: 'x'"),
     ],

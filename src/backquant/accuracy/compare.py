@@ -8,7 +8,7 @@ dropped after their last use, so that no graph keeps its activations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from backquant.accuracy.counterparts import Point, as_float, points_of, represen
 from backquant.accuracy.figures import ErrorSums, Histogram
 from backquant.accuracy.nodes import last_uses, placeholders, run_node
 from backquant.calibrate import Progress
+from backquant.calibrate.batches import count_of
 from backquant.lower.kernels.engine_setting import running
 from backquant.runtime import QuantizedModel
 from backquant.runtime.as_integers import as_integers
@@ -39,7 +40,7 @@ def compared(
     """
     run = _Comparing(float_graph, quantized)
     measured = {one.name.lstrip("*") for one in quantized_inputs(quantized.graph_module)}
-    total = len(batches) if isinstance(batches, Sized) else None
+    total = count_of(batches)
     for index, batch in enumerate(batches):
         with torch.no_grad(), running():
             run.batch(placeholders(float_graph, batch, index, measured))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from backquant.accuracy.figures import (
 )
 from backquant.accuracy.twin import Twin, Walk
 from backquant.calibrate import Progress
+from backquant.calibrate.batches import count_of
 from backquant.calibrate.group import ALONE, Ranks, in_turn
 from backquant.errors import UsageError
 from backquant.files import write_text
@@ -134,7 +135,7 @@ def sensitivities(
         return _result(twin, _of_ranks(twin, batches, progress, ranks))
     state = None if resume is None else _State(Path(resume), twin)
     losses = _Losses() if state is None else state.read()
-    total = len(batches) if isinstance(batches, Sized) else None
+    total = count_of(batches)
     for index, batch in enumerate(batches):
         if index >= losses.batches:
             with torch.no_grad():

@@ -19,7 +19,7 @@ from backquant.api.arguments import Model, opened_model, plain_model
 from backquant.api.calibrated import CalibrationCall
 from backquant.backend_config.registry import Backend
 from backquant.calibrate import ProgressBar
-from backquant.calibrate.batches import check_set, check_some, first_batch, kept_set
+from backquant.calibrate.batches import check_set, check_some, first_batch, inputs_of, kept_set
 from backquant.calibrate.group import sharing
 from backquant.errors import UsageError
 from backquant.identifiers import labelled_data
@@ -71,10 +71,11 @@ def compare(
             where="backquant.compare(model, quantized, data)",
             fix="quantized = backquant.quantize(model, calibration=batches)",
         )
-    check_set(data, "data")
-    example, batches = first_batch(data, "data")
     record = quantized.record
     source = plain_model(opened_model(model), record.custom, record.backend_config)
+    check_set(data, "data")
+    data = inputs_of(source, data, "data")
+    example, batches = first_batch(data, "data")
     graph = float_graph_of(source, record, example)
     with ProgressBar("comparing") if progress else nullcontext() as bar:
         found = labelled_data(compared(graph, quantized, batches, bar))
@@ -141,8 +142,8 @@ def sensitivity(  # size: as quantize
             where="resume beside group",
             fix="backquant.sensitivity(..., group=group), without resume=",
         )
-    check_set(data, "data")
-    data = kept_set(data)
+    model = opened_model(model)
+    data = kept_set(inputs_of(model, data, "data"))
     call = CalibrationCall(
         backend,
         qconfig_mapping,

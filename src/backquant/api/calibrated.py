@@ -21,7 +21,7 @@ from backquant.api.arguments import (
 )
 from backquant.backend_config import BackendConfig
 from backquant.backend_config.registry import Backend
-from backquant.calibrate.batches import some_batches
+from backquant.calibrate.batches import inputs_of, some_batches
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0
 from backquant.calibrate.measure import Feed, measure
@@ -95,6 +95,7 @@ class CalibrationCall:
         requested = DefaultedRequest.of(config, engine, *given, frozen)
         if self.weights is not None:
             requested = replace(requested, implied=True)
+        calibration = inputs_of(frozen, calibration)
         called, batches = example_of_rank_0(ranks, frozen, example_inputs, calibration)
         data = example = called.inputs
         if has_recurrent(frozen):  # they are tried on it

@@ -19,9 +19,9 @@ from backquant.api.arguments import (
 from backquant.api.calibrated import CalibrationCall, given_request, planned_for
 from backquant.backend_config import BackendConfig
 from backquant.backend_config.registry import Backend, resolve_backend
-from backquant.calibrate.batches import kept_set
+from backquant.calibrate.batches import inputs_of, kept_set
 from backquant.calibrate.checkpoint import Checkpoint
-from backquant.calibrate.examples import called_on_example
+from backquant.calibrate.examples import called_on_example, example_and_set
 from backquant.calibrate.group import sharing
 from backquant.errors import EngineError
 from backquant.garbage import makes_graphs
@@ -78,11 +78,13 @@ def quantize(
         model: any module, an exported program, or the name of a ``.pt2`` file that holds one. A module
             is quantized as in evaluation mode; parts that cannot be captured stay float.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
-            Default: the first batch of the calibration set; required without one.
+            Default: the first batch of the calibration set; required without one. A loader, or another
+            iterable of batches, is the calibration set.
         backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``. Default: ``x86``;
             for ``weights`` ``x86_lowbit``.
-        calibration: any iterable of batches; a batch has the form of ``example_inputs``. What its
-            iterator itself raises passes through. Default: none, if nothing has to be measured.
+        calibration: any iterable of batches; a batch has the form of ``example_inputs``. Of (inputs, labels)
+            the model gets the inputs, where it takes no more. What the iterator itself raises passes
+            through. Default: none, if nothing has to be measured.
         qconfig_mapping: how operators are to be quantized; default: ``default_mapping(backend)``. Operators
             that the backend leaves in float by default stay float unless a rule names them: a module by
             its path, the n-th use of an operator, or a type for which the backend has a default of its own.
@@ -149,7 +151,9 @@ def quantize(
     >>> [kernel.kernel for kernel in quantized.kernels]
     ['aten._weight_int4pack_mm_for_cpu(bfloat16, groups of 32)']
     """
-    steps = recipe_of(recipe)
+    steps, model = recipe_of(recipe), opened_model(model)
+    example_inputs, calibration = example_and_set(model, example_inputs, calibration)
+    calibration = inputs_of(model, calibration)
     if steps.steps:
         calibration = kept_set(calibration)
     with sharing(group) as ranks:

@@ -25,12 +25,12 @@ from backquant.accuracy.search.target_runner import TargetRunner
 from backquant.accuracy.search.times_file import TimesFile, usual_folder
 from backquant.accuracy.search.trials import Bench
 from backquant.accuracy.search.work import Work
-from backquant.api.arguments import Model
+from backquant.api.arguments import Model, opened_model
 from backquant.api.calibrated import CalibrationCall
 from backquant.api.exporting import export
 from backquant.backend_config.registry import Backend
 from backquant.calibrate import ProgressBar
-from backquant.calibrate.batches import check_set, check_some, kept_set
+from backquant.calibrate.batches import check_set, check_some, inputs_of, kept_set
 from backquant.calibrate.group import held_by_all, sharing
 from backquant.deploy.session import running_target
 from backquant.errors import UsageError
@@ -125,13 +125,14 @@ def search(  # size: as quantize
             fix="backquant.search(..., group=group), without resume=",
         )
     steps = recipe_of(recipe)
+    model = opened_model(model)
     check_set(data, "data")
-    data = kept_set(data)
+    data = kept_set(inputs_of(model, data, "data"))
     start = time.process_time()
     call = CalibrationCall(
         backend, qconfig_mapping, prepare_custom_config=prepare_custom_config, capture=capture
     )
-    measured = data if calibration is None else kept_set(calibration)
+    measured = data if calibration is None else kept_set(inputs_of(model, calibration))
     with sharing(group) as ranks:
         ready = call.calibrated(
             model,

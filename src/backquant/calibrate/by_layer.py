@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.calibrate.batches import check_set, check_some
+from backquant.calibrate.batches import check_set, check_some, inputs_of
 from backquant.calibrate.feed import CalibrationReport, check_interface, misfit, unseen_observers
 from backquant.calibrate.inputs import (
     bound_arguments,
@@ -52,6 +52,7 @@ def calibrate_by_layer(
     CalibrationReport(batches=2, unseen=())
     """
     check_set(batches)
+    batches = inputs_of(prepared, batches)
     check_mergeable(prepared)
     observers, parts = site_observers(prepared), list(parts_of(prepared, PART))
     iterator, done, fitted = iter(batches), 0, ""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from backquant.calibrate.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
@@ -52,7 +56,7 @@ def called_on_example(
     except WritesParameterError:
         raise
     except InputError as error:
-        if isinstance(example_inputs, list) and _runs(model, example_inputs[:1]):
+        if isinstance(example_inputs, list | tuple) and _runs(model, example_inputs[:1]):
             raise InputError(error.what, where=error.where, fix=_BATCHES) from error
         raise
 
@@ -82,6 +86,39 @@ def call_that_runs(model: nn.Module, example_inputs: Any) -> tuple[ExampleCall |
         raise
     except InputError as error:
         return None, f"shapes are unknown: {error.what}   {error.where}"
+
+
+def example_and_set(
+    model: nn.Module, example_inputs: Any, calibration: Iterable[Any] | None
+) -> tuple[Any, Iterable[Any] | None]:
+    """Example inputs and calibration set; batches that were passed where example inputs stand are the set.
+
+    >>> example_and_set(nn.ReLU(), iter([1, 2]), None)[0] is None
+    True
+    >>> example_and_set(nn.ReLU(), [1], None), example_and_set(nn.ReLU(), [1, 2], None)
+    ((None, [1]), (None, [1, 2]))
+    """
+    if calibration is None and _are_batches(model, example_inputs):
+        return None, example_inputs
+    return example_inputs, calibration
+
+
+def _are_batches(model: nn.Module, inputs: Any) -> bool:
+    """Whether these are batches and no arguments: a loader, a data set, an iterator, what makes one; a list
+    of one, or a list or another iterable that the model does not take."""
+    if isinstance(inputs, Iterator | DataLoader | Dataset | FunctionType):
+        return True
+    if isinstance(inputs, list) and len(inputs) == 1:
+        return True
+    no_batches = torch.Tensor | tuple | Mapping | str | bytes | os.PathLike
+    if not isinstance(inputs, Iterable) or isinstance(inputs, no_batches):
+        return False
+    args, kwargs = as_arguments(inputs)
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError:
+        return True
+    return not isinstance(inputs, list) and not _runs(model, [inputs])
 
 
 def example_from(
@@ -144,6 +181,11 @@ def _advice(model: nn.Module, inputs: Any, error: InputError) -> Iterator[str]:
         yield f"tensors on {own}, where the model is, not on {given}: x.to({str(own)!r})"
     if len(args) > 1 and "positional argument" in error.what:
         yield "without labels, if the loader yields any: calibration=[inputs for inputs, _ in loader]"
+    names = list(inspect.signature(model.forward).parameters)
+    if "unexpected keyword argument" in error.what and set(names) <= kwargs.keys():
+        yield f"calibration=[{{name: batch[name] for name in {names!r}}} for batch in batches]"
+    if any(isinstance(value, str | os.PathLike) for value in values):
+        yield "tensors, not names of files: calibration=[load(path) for path in paths]"
     if any(type(value).__module__ == "numpy" for value in values):
         yield "tensors, not numpy arrays: torch.from_numpy(array)"
     wide = any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in values)

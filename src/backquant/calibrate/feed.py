@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from backquant.calibrate.batches import check_set, check_some
+from backquant.calibrate.batches import check_set, check_some, count_of, inputs_of
 from backquant.calibrate.inputs import (
     bound_arguments,
     check_values,
@@ -84,8 +84,9 @@ def calibrate(
     """
     run, measured = _Run(prepared), measured_inputs(prepared)
     check_set(batches)
+    batches = inputs_of(prepared, batches)
     interface = interface_of(prepared)
-    total = len(batches) if isinstance(batches, Sized) else None
+    total = count_of(batches)
     done, fitted = first, ""
     for index, batch in enumerate(batches, first):
         bound = bound_arguments(prepared, batch, index)

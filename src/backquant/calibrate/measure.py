@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import fx
 
-from backquant.calibrate.batches import first_batch
+from backquant.calibrate.batches import count_of, first_batch
 from backquant.calibrate.checkpoint import Checkpoint, Kept, fingerprint
 from backquant.calibrate.feed import CalibrationReport, calibrate, unseen_observers
 from backquant.calibrate.group import ALONE, Ranks
@@ -84,7 +84,7 @@ def _fed(
     bar: Progress | None,
 ) -> CalibrationReport:
     """This process's batches."""
-    number = len(batches) if isinstance(batches, Sized) else None
+    number = count_of(batches)
 
     def measured(done: int, total: int | None) -> None:
         ranks.alive()

@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig, LeaveFloat
-from backquant.calibrate.batches import samples_of
+from backquant.calibrate.batches import count_of, samples_of
 from backquant.fuse import LAYERS, part_name
 from backquant.graph import GraphIndex, Scope, as_arguments, get_module
 from backquant.match import DefaultRules, MatchKind, Plan
@@ -159,7 +159,7 @@ def compared_batches(calibration: Any, example: Any) -> int:
     4
     """
     samples = samples_of(example)
-    quarter = len(calibration) // 4 if isinstance(calibration, Sized) else 0
+    quarter = (count_of(calibration) or 0) // 4
     return min(_MOST_BATCHES, max(_BATCHES, quarter, math.ceil(_ENOUGH / samples)))
 
 

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from torch import fx, nn
 
 from backquant.accuracy.figures import float_tensors
 from backquant.accuracy.recipes.draft import weighted_part
-from backquant.calibrate.batches import values_in
+from backquant.calibrate.batches import count_of, values_in
 from backquant.graph import get_module
 from backquant.graph.export import interface_of
 from backquant.match.described import chosen_dtype_config
@@ -116,12 +116,7 @@ def _is_watchable(batches: Any) -> bool:
     >>> _is_watchable([1, 2, 3]), _is_watchable([1]), _is_watchable(iter([1, 2, 3]))
     (True, False, False)
     """
-    if not isinstance(batches, Sized):
-        return False
-    try:
-        return len(batches) >= _LEAST
-    except TypeError:  # a loader of a stream
-        return False
+    return (count_of(batches) or 0) >= _LEAST
 
 
 def batches_worth(prepared: fx.GraphModule, count: int, size: float) -> tuple[int, int]:
@@ -179,7 +174,7 @@ def _sum_squares(path: str, part: Any, squares: dict[str, torch.Tensor]) -> Any:
 
     def add(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
         if args and args[0].dim() >= -axis:
-            values = args[0].detach().movedim(axis, 0).flatten(1)
+            values = args[0].detach().movedim(axis, 0).unsqueeze(-1).flatten(1)
             own = torch.linalg.vector_norm(values, dim=1).double().square()
             squares[path] = squares[path] + own if path in squares else own
 

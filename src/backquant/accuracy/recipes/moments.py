@@ -126,7 +126,7 @@ def _summed(layer: Layer, module: Any, node: fx.Node, walks: Sequence[Walk]) -> 
     count = 0
     for walk in walks:
         walk.to(walk.twin.place[node.name])
-        values = module(input_of(walk, node)).movedim(axis, 0).flatten(1)
+        values = module(input_of(walk, node)).movedim(axis, 0).unsqueeze(-1).flatten(1)
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         variance, mean = torch.var_mean(values, 1, correction=0)
         sums = sums + mean.double() * values.shape[1]

@@ -38,7 +38,7 @@ class Read:
     def add(self, layer: Layer, x: Tensor) -> None:
         """One more batch of inputs."""
         found, count = gram(layer.float_part, x, self.most)
-        by_channel = x.movedim(1 - layer.weight.dim(), 0).flatten(1)
+        by_channel = x.movedim(1 - layer.weight.dim(), 0).unsqueeze(-1).flatten(1)
         self.gram, self.positions = self.gram + found, self.positions + count
         self.means = self.means + by_channel.double().sum(1)
         self.values += by_channel.shape[1]

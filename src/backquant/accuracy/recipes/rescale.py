@@ -227,7 +227,7 @@ def _looked_at(bench: Bench, twin: Twin, bridges: list[Bridge]) -> list[_Seen]:
 
 
 def _look(seen: _Seen, layer: Layer, x: Tensor, axis: int, many: int) -> None:
-    sizes = x.movedim(axis, 0).flatten(1).abs()
+    sizes = x.movedim(axis, 0).unsqueeze(-1).flatten(1).abs()
     seen.largest = torch.maximum(seen.largest, sizes.amax(1))
     seen.total, seen.count = seen.total + sizes.sum(1), seen.count + sizes.shape[1]
     samples = x[:4] if x.dim() > -axis and axis < -1 else x

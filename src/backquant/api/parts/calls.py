@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
+from backquant.calibrate.batches import count_of
 from backquant.graph import as_arguments
 from backquant.graph.clone import with_own_buffers
 from backquant.graph.costs import MultiplyAdds
@@ -93,7 +94,7 @@ def calls_of(model: nn.Module, part: nn.Module, most: int, batches: Iterable[Any
     >>> len(calls_of(nn.Sequential(part), part, 1, [torch.ones(1)]))
     1
     """
-    kind = CallsEach if most == 1 and isinstance(batches, Sized) else CallsOf
+    kind = CallsEach if most == 1 and count_of(batches) is not None else CallsOf
     return kind(model, part, most, batches)
 
 

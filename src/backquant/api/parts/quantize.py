@@ -17,8 +17,8 @@ from backquant.api.one_call import quantize
 from backquant.api.parts.calls import Seen, calls_of, changes_inputs, run, survey
 from backquant.api.parts.found import PartlyQuantized, with_parts
 from backquant.backend_config.registry import Backend
-from backquant.calibrate.batches import check_set, first_batch, kept_set
-from backquant.calibrate.examples import called_on_example
+from backquant.calibrate.batches import first_batch, inputs_of, kept_set
+from backquant.calibrate.examples import called_on_example, example_and_set
 from backquant.errors import (
     CaptureError,
     CoverageError,
@@ -89,12 +89,12 @@ def quantize_parts(
     slower_choice(slower, has_mapping=False)
     CalibrationCall(backend, None, weights, group_size)
     frozen = evaluation_copy(given_model(model))
-    calibration = kept_set(calibration)
+    example_inputs, calibration = example_and_set(frozen, example_inputs, calibration)
+    calibration = kept_set(inputs_of(frozen, calibration))
     batches: Iterable[Any]
     if calibration is None:
         example, batches = example_inputs, [example_inputs]
     else:
-        check_set(calibration)
         first, batches = first_batch(calibration)
         example = first if example_inputs is None else example_inputs
     called_on_example(frozen, example)
