@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch.nn.functional as F
 from torch import fx
 
 from backquant.convert.contracts import activations_are_quantized, needed_are_measured
 from backquant.convert.dialects import DIALECTS, Writer
 from backquant.convert.state import Conversion
-from backquant.graph import contract
+from backquant.graph import contract, get_module
+from backquant.observe import is_fixed_qparams
 from backquant.prepare import Site
+from backquant.prepare.record import QParamsKey
 
 
 @contract(requires=[needed_are_measured], ensures=[activations_are_quantized])
@@ -34,6 +38,21 @@ def convert_activations(work: Conversion, needed: frozenset[str], skipped: set[s
         work.editor.erase(node)
 
 
+def qparams_keys(work: Conversion, needed: frozenset[str]) -> dict[str, QParamsKey]:
+    """Where PyTorch's reference model has the qparams of each site of ``needed`` that was measured."""
+    sites = {site.name: site for site in work.prepared.sites.sites if site.name in needed}
+    numbers: Counter[str] = Counter()
+    found: dict[str, QParamsKey] = {}
+    for node in work.module.graph.nodes:
+        site = sites.get(node.name)
+        if site is not None and work.qparams[site.group].scale is not None:
+            stem = _buffer_prefix(work, site, node).replace(".", "_")
+            fixed = is_fixed_qparams(get_module(work.module, site.name))
+            found[site.name] = QParamsKey(stem, numbers[stem], site.name, fixed)
+            numbers[stem] += 1
+    return found
+
+
 def _write(work: Conversion, site: Site, node: fx.Node, value: fx.Node) -> None:
     engine = work.prepared.backend_config
     writer = Writer(
@@ -45,6 +64,8 @@ def _write(work: Conversion, site: Site, node: fx.Node, value: fx.Node) -> None:
     before = node.prev
     dequantized = DIALECTS[work.dialect](writer, value, work.qparams[site.group])
     work.dequantized[site.name] = dequantized
+    if site.name in work.keys_of_sites:
+        work.keys[dequantized.all_input_nodes[0].name] = work.keys_of_sites[site.name]
     made = before.next
     while made is not node:
         if made.op != "get_attr":

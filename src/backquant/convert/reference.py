@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import fx
 
-from backquant.convert.activations import convert_activations
+from backquant.convert.activations import convert_activations, qparams_keys
 from backquant.convert.contracts import (
     groups_are_measured,
     observers_are_called,
@@ -130,6 +130,7 @@ def _converted(
         what = what if count > 1 else "result of a convolution or linear layer is"
         note = f"{count} {what} float: only float operators read {'them' if count > 1 else 'it'}"
         work.plan = work.plan.noted(note)
+    work.keys_of_sites = qparams_keys(work, needed)
     swaps = run_pass(custom_swaps, work, request.custom)
     skipped = run_pass(dequantize_inputs, work) | run_pass(convert_functional_weights, work, needed)
     absorbed = run_pass(fuse_outputs, work, swaps)
@@ -232,6 +233,7 @@ def _finish_reference(
         sites=replace(work.prepared.sites, sites=tuple(s for s in sites if s.name in needed)),
         qparams={s.name: work.qparams[s.group] for s in sites if s.name in needed},
         dialect=work.dialect,
+        keys=work.keys,
         inputs=work.inputs,
         outputs=work.outputs,
     )

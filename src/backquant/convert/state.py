@@ -16,6 +16,7 @@ from backquant.graph import GraphEditor
 from backquant.match.plan import Plan
 from backquant.observe.together import calculate_together
 from backquant.prepare import KeptGraphModule, ObserverSource, Record
+from backquant.prepare.record import QParamsKey
 
 
 def reference_state(module: nn.Module) -> Record:
@@ -85,6 +86,9 @@ class Conversion:
     outputs: dict[int | str, QParams | None] = field(default_factory=dict)
     # of each observed activation, by site: its dequantize node
     dequantized: dict[str, fx.Node] = field(default_factory=dict)
+    # where a state_dict has the qparams: of each measured site, and of the quantize nodes that were written
+    keys_of_sites: Mapping[str, QParamsKey] = field(default_factory=dict)
+    keys: dict[str, QParamsKey] = field(default_factory=dict)
 
     def quantized(self, node: str) -> bool:
         """Whether the node of this name is quantized by the final plan."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import fx, nn
@@ -36,6 +37,7 @@ from backquant.match.float_policy import float_by_request
 from backquant.pipeline.integer_only import check_integers
 from backquant.report.recorded import LoweredReport
 from backquant.runtime import LoweredRecord, QuantizedModel
+from backquant.runtime.checkpointed import Origin
 
 
 def engine_of(config: BackendConfig) -> EngineInfo | None:
@@ -60,6 +62,7 @@ def quantized_model(
     engine = engine_of(state.backend_config) if engine_name is None else engine_info(engine_name)
     if engine is not None:
         reference = on_cpu(reference)
+    own_shared_tensors(reference, source)
     lowered = _lowered(reference, engine, engine_name is not None)
     if engine is not None and engine.as_described:
         check_integers(state.plan, lowered.left_in_float)
@@ -71,7 +74,9 @@ def quantized_model(
         interface=_interface(reference),
     )
     made = QuantizedModel(lowered.graph_module, record)
-    own_shared_tensors(made, source)
+    if isinstance(reference, ReferenceModel) and state.dialect == "decomposed":
+        again = partial(quantized_model, source=nn.Module(), engine_name=engine_name)
+        made.origin = Origin(reference, again)
     if state.report_of is not None:
         made.record = replace(record, report_of=LoweredReport.of(reference, made))
     if lowered.graph_module is not reference:

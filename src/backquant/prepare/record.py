@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
@@ -25,6 +25,17 @@ from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 _KEY = "backquant"
 # Attributes that a graph module generates from its graph.
 _OWN = frozenset({"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "shape_env"})
+
+
+class QParamsKey(NamedTuple):
+    """Where a ``state_dict`` has the qparams of a quantize node. ``stem`` and ``number``: those of PyTorch's
+    buffers ``{stem}_scale_{number}`` and ``{stem}_zero_point_{number}``; ``site``: the observed value;
+    ``fixed``: they belong to the operator, and no checkpoint needs to have them."""
+
+    stem: str
+    number: int
+    site: str
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,8 @@ class Record:
     3. prepare: ``sites``. Every name in ``plan`` and ``sites`` is a node of the graph or an observer's.
     4. convert: ``plan`` is the one after calibration, ``qparams`` what each converted site became,
        ``inputs`` and ``outputs`` what the model takes and gives quantized, by position (``None`` where the
-       tensor itself says what its integers stand for), and ``dialect`` how the graph is written.
+       tensor itself says what its integers stand for), ``dialect`` how the graph is written, and ``keys``
+       the keys of a ``state_dict`` by quantize node.
     """
 
     plan: Plan
@@ -73,6 +85,7 @@ class Record:
     sites: SiteTable = field(default_factory=SiteTable)
     qparams: Mapping[str, ObservedQParams] = field(default_factory=dict)
     dialect: str = ""
+    keys: Mapping[str, QParamsKey] = field(default_factory=dict)
     inputs: Mapping[int, QParams | None] = field(default_factory=dict)
     outputs: Mapping[int | str, QParams | None] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
 from backquant.runtime.as_integers import integer_arguments
 from backquant.runtime.audit import Audit, audit
+from backquant.runtime.checkpointed import Checkpointed, adopt
 from backquant.runtime.executor import Executor
 from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.fingerprint import fingerprint
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from backquant.runtime.compiled.program import CompiledProgram
 
 
-class QuantizedModel(PlainlyCalled):
+class QuantizedModel(Checkpointed, PlainlyCalled):
     """A quantized model: floats in, floats out, like the model it was made from.
 
     ``graph_module``: what runs; its ``graph``, ``code``, ``meta`` and ``print_readable()`` are those of the
@@ -64,8 +65,7 @@ class QuantizedModel(PlainlyCalled):
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
     Inference only: no gradients go through integers, and ``train()`` does not change it.
 
-    A ``state_dict`` holds the weights, and a digest of the rest: ``load_state_dict`` takes that of a
-    model with the same qparams of activations. ``backquant.save`` stores everything.
+    ``state_dict`` and ``load_state_dict``: see ``Checkpointed``. ``backquant.save`` stores everything.
 
     >>> from backquant import BackendConfig, QConfigMapping
     >>> graph_module = torch.fx.symbolic_trace(torch.nn.Identity())
@@ -113,6 +113,11 @@ class QuantizedModel(PlainlyCalled):
                 if name in found:
                     return found[name]
             raise
+
+    def _take_over(self, other: QuantizedModel) -> None:
+        adopt(self.graph_module, other.graph_module)
+        self.graph_module, self.record, self.origin = other.graph_module, other.record, other.origin
+        self._begin_replays()
 
     @property
     def plan(self) -> Plan:
@@ -307,7 +312,7 @@ class QuantizedModel(PlainlyCalled):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), pickled(self.__getstate__()))
+        return _restored, (type(self), pickled({**self.__getstate__(), "origin": None}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModel:
         made = type(self).__new__(type(self))
