@@ -30,6 +30,7 @@ _SAME = (
     "prepare and convert with the model, QConfigMapping and backend that it was saved with: a layer's "
     "scale is part of the state_dict"
 )
+_AGAIN = "save it again, from a model of the same backend that runs: torch.save(quantized.state_dict(), path)"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def with_state_dict(
         else:
             fitted.append((slot, found))
     if problems:
-        raise _refused(problems, len(slots))
+        raise _refused(problems, len(slots), _SAME if missing or unexpected else _AGAIN)
     return Loaded(_with_values(reference, fitted), tuple(missing), tuple(unexpected))
 
 
@@ -137,14 +138,14 @@ def _first(value: torch.Tensor, wrong: torch.Tensor) -> Any:
     return value[wrong].flatten()[0].item()
 
 
-def _refused(problems: list[str], count: int) -> UsageError:
+def _refused(problems: list[str], count: int, fix: str) -> UsageError:
     rest = len(problems) - _SHOWN
     lines = problems[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
     return UsageError(
         f"this state_dict does not fit: {len(problems)} of {max(count, len(problems))} values, "
         "nothing was loaded",
         where=f"{_WHERE}: " + "; ".join(lines),
-        fix=_SAME,
+        fix=fix,
     )
 
 

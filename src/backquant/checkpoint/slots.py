@@ -6,9 +6,11 @@ activations are numbers in the graph of the reference model, and tensors here.
 1. ``conv.weight``, ``conv.weight_scale``, ``conv.weight_zero_point``, ``conv.bias``: of a fused module, too.
 2. ``conv.scale``, ``conv.zero_point``: the output of a layer with tensors, or of an activation with a scale.
 3. ``conv_input_scale_0``, ``_scale_0``: any other value, as PyTorch's reference model names it.
-4. ``w_quantized_0``, ``w_scale_0``, ``w_zero_point_0``: a weight that is passed to a function.
+4. ``_packed_weight_0.weight``, ``.weight_scale``, ``.weight_zero_point``: a weight that is passed to a
+   function, where PyTorch has an object of its engine.
 
-A slot is also met under the keys of PyTorch's engines, as ``plain_state`` writes them.
+A slot is also met under the keys of PyTorch's engines, as ``plain_state`` writes them, and under those of the
+reference model: ``w_quantized_0``, ``w_scale_0``.
 """
 
 from __future__ import annotations
@@ -140,7 +142,7 @@ class _Graph:
         own = tuple(stored.replace(_STORED, part) for part in ("_scale_", "_zero_point_"))
         theirs = self.functional.get(stored, [])
         ends = [(f"{key}.weight_scale", f"{key}.weight_zero_point") for key in theirs]
-        return [(own[0], own[1]), *ends]
+        return [*ends, (own[0], own[1])]
 
     def tensors(self, elsewhere: tuple[str, ...]) -> Iterator[Slot]:
         """Rules 1 and 4; ``elsewhere``: the standalone modules."""
@@ -163,9 +165,9 @@ class _Graph:
             kind, low, high = _of_weight(module, name)
         elif path in self.functional and _STORED in path:
             kind, (low, high) = Kind.INTEGERS, _bounds(value.dtype)
-            keys += [f"{key}.weight" for key in self.functional[path]]
+            keys = [*(f"{key}.weight" for key in self.functional[path]), *keys]
         elif path in self.functional:
-            keys += [f"{key}.{_part(path)}" for key in self.functional[path]]
+            keys = [*(f"{key}.{_part(path)}" for key in self.functional[path]), *keys]
             kind = {"weight_scale": Kind.SCALE, "weight_zero_point": Kind.ZERO_POINT}.get(
                 _part(path), kind
             )
@@ -174,9 +176,7 @@ class _Graph:
             kind = Kind.TENSOR  # weights kept in half; zero points of embeddings
         keys = [self.owner + key for key in keys]
         optional = name == "num_batches_tracked"
-        return Slot(
-            tuple(keys), kind, value, self.owner + path, low=low, high=high, kept=optional
-        )
+        return Slot(tuple(keys), kind, value, self.owner + path, low=low, high=high, kept=optional)
 
 
 def _is_of_halves(module: nn.Module, name: str) -> bool:

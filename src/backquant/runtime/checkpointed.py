@@ -85,6 +85,9 @@ class Checkpointed(nn.Module):
         unexpected += [prefix + key for key in loaded.unexpected]
         for key in own:
             del state_dict[key]
+        # what PyTorch visits next are the children: they find what they have
+        kernels = super().state_dict(prefix=prefix)
+        state_dict.update({key: value for key, value in kernels.items() if key not in state_dict})
 
 
 def adopt(before: nn.Module, after: nn.Module) -> None:
