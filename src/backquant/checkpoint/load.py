@@ -45,7 +45,7 @@ class Loaded:
 def with_state_dict(
     reference: ReferenceModel, state: Mapping[str, Any], *, strict: bool = True
 ) -> Loaded:
-    """A copy of ``reference`` with the values of ``state``: ours, or what ``torch.ao``'s converted model saved.
+    """A copy of ``reference`` with the values of ``state``: ours, or of a model that ``torch.ao`` converted.
 
     Neither argument is changed, and the copy shares nothing that was loaded. Raises UsageError, by key, for
     a state of another model (rules 2 to 4).
