@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 from torch import fx, nn
 
 from backquant.convert import ReferenceModel, reference_state
+from backquant.identifiers import label
 from backquant.lower.qdq import is_described_quantize, is_quantize, qparams_of
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 from backquant.prepare.record import Record
@@ -83,7 +84,12 @@ def slots_of(reference: fx.GraphModule, owner: str = "") -> list[Slot]:
     found = [*own.literals(), *own.tensors(tuple(f"{path}." for path in inner))]
     for path, module in inner.items():
         found += slots_of(module, f"{owner}{path}.")
-    return found
+    return found if owner else [_with_own_names(slot) for slot in found]
+
+
+def _with_own_names(slot: Slot) -> Slot:
+    """The user's own names come first, before those that a graph can hold."""
+    return replace(slot, keys=tuple(dict.fromkeys((*map(label, slot.keys), *slot.keys))))
 
 
 class _Graph:
