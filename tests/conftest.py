@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from torch import nn
 
 import snapshots
+from backquant.lower.machine import machine_facts
 
 # How fast a machine is, is no property of the code. HYPOTHESIS_EXAMPLES=1000 looks harder than CI does,
 # where the examples of a commit are the same in every run.
@@ -36,13 +37,19 @@ settings.load_profile("untimed")
 os.environ["BACKQUANT_KERNELS"] = "off"
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
+#: Tests of what an x86 CPU without VNNI does not do: sum 8-bit products without saturating 16 bits.
+NEEDS_VNNI = Path(__file__).parent / "needs_vnni.txt"
 #: Rooms of long tests run first, so that all workers end together (``--no-loadscope-reorder``).
 LONG_FIRST = ("stock", "deploy", "runtime", "examples", "trust", "tools", "report", "api")
 
 
-def _allowed() -> set[str]:
-    lines = ALLOWED_SKIPS.read_text(encoding="utf-8").splitlines()
+def _listed(path: Path) -> set[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
     return {line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()}
+
+
+def _allowed() -> set[str]:
+    return _listed(ALLOWED_SKIPS)
 
 
 def _named(item: pytest.Item) -> str:
@@ -50,9 +57,21 @@ def _named(item: pytest.Item) -> str:
     return item.nodeid.partition("@")[0]
 
 
+def _scopes(item: pytest.Item) -> set[str]:
+    """What a list may call the test by: its id, that of all its parameters, its file."""
+    name = _named(item)
+    return {name, name.partition("[")[0], name.partition("::")[0]}
+
+
+def _saturates() -> bool:
+    facts = machine_facts()
+    return facts.is_x86 and not facts.has_vnni
+
+
 def _may_skip(item: pytest.Item) -> bool:
     """Whether the test, or its whole file, is listed."""
-    return not _allowed().isdisjoint({_named(item), item.nodeid.partition("::")[0]})
+    listed = _allowed() | (_listed(NEEDS_VNNI) if _saturates() else set())
+    return not listed.isdisjoint(_scopes(item))
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +118,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return min(map(LONG_FIRST.index, rooms), default=len(LONG_FIRST))
 
     items.sort(key=rank)
+    saturating = _listed(NEEDS_VNNI) if _saturates() else set()
     for item in items:
+        if not saturating.isdisjoint(_scopes(item)):
+            item.add_marker(pytest.mark.skip("8-bit products saturate on this CPU"))
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
