@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 
+from backquant.api.float_models import refuse_not_finite, refuse_prepared
 from backquant.backend_config import BackendConfig, get_native_backend_config
 from backquant.backend_config.registry import Backend, is_spec_file, resolve_backend
 from backquant.convert import ConvertRequest
@@ -44,17 +45,20 @@ def opened_model(model: Any) -> nn.Module:
     'ExportedModel'
     """
     if isinstance(model, torch.export.ExportedProgram):
-        return ExportedModel(model)
-    if isinstance(model, str | os.PathLike):
-        return load_exported(model)
-    return given_model(model)
+        opened: nn.Module = ExportedModel(model)
+    elif isinstance(model, str | os.PathLike):
+        opened = load_exported(model)
+    else:
+        return given_model(model)
+    refuse_not_finite(opened)
+    return opened
 
 
 def given_model(model: Any) -> nn.Module:
     """``model`` if it is one whose operators can be seen.
 
-    Raises ``UsageError`` for anything but a module, and for one that is wrapped, quantized already, or
-    without weights yet; ``CaptureError`` for TorchScript.
+    Raises ``UsageError`` for anything but a module, and for one that is wrapped, prepared or quantized
+    already, or without weights yet or with some that are no numbers; ``CaptureError`` for TorchScript.
 
     >>> given_model(nn.ReLU())
     ReLU()
@@ -101,7 +105,9 @@ def given_model(model: Any) -> nn.Module:
             where="model",
             fix="pass the ExportedProgram itself; or export the model again",
         )
+    refuse_prepared(model)
     _require_float32(model)
+    refuse_not_finite(model)
     return model
 
 

@@ -17,6 +17,7 @@ from backquant.api.arguments import (
     opened_model,
     plain_model,
 )
+from backquant.api.float_models import refuse_not_finite
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import call_that_runs, called_on_example
 from backquant.convert import convert_to_reference, original_weights
@@ -302,6 +303,7 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     request = given_conversion(
         convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
     )
+    refuse_not_finite(graph_module)
     request = spelled_request(graph_module, request)
     reference = convert_to_reference(graph_module, dialect=dialect, request=request)
     reference.recompile()
@@ -353,6 +355,7 @@ def convert_fx(  # size: PyTorch's signature
     request = given_conversion(
         convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
     )
+    refuse_not_finite(graph_module)
     request = spelled_request(graph_module, request)
     reference = convert_to_reference(graph_module, request=request)
     quantized = quantized_model(reference, graph_module)
@@ -396,6 +399,7 @@ def convert_to_integer_reference(
     request = given_conversion(
         convert_custom_config, qconfig_mapping, backend_config, remove_qconfig=True
     )
+    refuse_not_finite(graph_module)
     request = spelled_request(graph_module, request)
     reference = convert_to_reference(graph_module, request=request)
     return quantized_model(reference, graph_module, "integer_reference")

@@ -1,0 +1,130 @@
+"""A checkpoint whose training diverged: NaN and infinite weights are refused by name before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import backquant
+from backquant import UsageError
+from backquant.qconfig import get_default_qat_qconfig_mapping, get_default_qconfig_mapping
+
+X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+PLACES = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "5.weight"]
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    features = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(*features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 64)).eval()
+
+
+def _diverged(place: str, value: float) -> nn.Sequential:
+    model = _model()
+    with torch.no_grad():
+        model.state_dict()[place].view(-1)[0] = value
+    return model
+
+
+def _files(model: nn.Module, folder: Path) -> Any:
+    save_file(model.state_dict(), folder / "model.safetensors")
+    return backquant.quantize_files(_model, folder, folder / "m.bq", calibration=[X])
+
+
+def _prepare(model: nn.Module) -> Any:
+    return backquant.prepare_fx(model, get_default_qconfig_mapping("x86"), (X,))
+
+
+def _prepare_qat(model: nn.Module) -> Any:
+    mapping = get_default_qat_qconfig_mapping("x86")
+    return backquant.prepare_qat_fx(model.train(), mapping, (X,))
+
+
+def _prepare_export(model: nn.Module) -> Any:
+    return backquant.prepare_export(model, get_default_qconfig_mapping("x86"), (X,))
+
+
+FLOWS: dict[str, Callable[[nn.Module, Path], Any]] = {
+    "quantize": lambda model, _: backquant.quantize(model, calibration=[X]),
+    "weights alone": lambda model, _: backquant.quantize(model, X, weights="int8"),
+    "explain": lambda model, _: backquant.explain(model, X),
+    "parts": lambda model, _: backquant.quantize_parts(model, calibration=[X]),
+    "files": _files,
+    "prepare": lambda model, _: _prepare(model),
+    "prepare for training": lambda model, _: _prepare_qat(model),
+    "prepare an export": lambda model, _: _prepare_export(model),
+    "fuse": lambda model, _: backquant.fuse_fx(model),
+    "dynamic": lambda model, _: backquant.quantize_dynamic(model, {nn.Linear}),
+    "search": lambda model, _: backquant.search(model, [X], budget={"min_sqnr": 20}, times=None),
+    "sensitivity": lambda model, _: backquant.sensitivity(model, data=[X]),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_every_flow_refuses_them(flow: str, value: float, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'0\.weight' holds 1|'0\.weight' holds 0 NaN and 1"):
+        FLOWS[flow](_diverged("0.weight", value), tmp_path)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", PLACES)
+def test_every_weight_is_looked_at(place: str, value: float) -> None:
+    with pytest.raises(UsageError) as refused:
+        backquant.quantize(_diverged(place, value), calibration=[X])
+    assert refused.value.where == place
+
+
+def test_the_fix_finds_them() -> None:
+    model = _diverged("1.running_var", math.nan)
+    with pytest.raises(UsageError) as refused:
+        backquant.quantize(model, calibration=[X])
+    assert eval(refused.value.fix.splitlines()[1], {"model": model}) == ["1.running_var"]
+
+
+def test_a_model_that_diverged_in_training_is_not_converted() -> None:
+    prepared = _prepare_qat(_model())
+    prepared(X).sum().backward()
+    with torch.no_grad():
+        next(prepared.parameters()).fill_(math.nan)
+    with pytest.raises(UsageError, match="NaN"):
+        backquant.convert_fx(prepared.eval())
+
+
+def test_half_a_weight_is_no_infinity() -> None:
+    """The sum of these overflows, and none of them is infinite."""
+    model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64)).eval()
+    with torch.no_grad():
+        model[1].weight.fill_(2.0**127)
+    assert backquant.explain(model, torch.randn(2, 8)) is not None
+
+
+class Masked(nn.Module):
+    """Attention of the past alone: the mask holds minus infinity."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+        mask = torch.full((4, 4), -math.inf).triu(1)
+        if kind == "buffer":
+            self.register_buffer("mask", mask)
+        else:
+            self.mask = nn.Parameter(mask, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.q(x) @ self.k(x).transpose(-1, -2) + self.mask
+        return scores.softmax(-1) @ x
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+def test_masks_hold_minus_infinity(kind: str) -> None:
+    model, x = Masked(kind).eval(), torch.randn(2, 4, 8)
+    quantized = backquant.quantize(model, calibration=[x], slower="keep")
+    assert torch.allclose(quantized(x), model(x), atol=0.1)
