@@ -1,5 +1,7 @@
 """The steps one by one: names and signatures are those of ``torch.ao.quantization`` where it has them."""
 
+# size: PyTorch's calls, and what each of their arguments means
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -20,6 +20,7 @@ from backquant.graph.example_call import ExampleCall
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError, settle
 
+_NO_BATCHES = (torch.Tensor, tuple, Mapping, str, bytes, os.PathLike)
 _BATCHES = (
     "one call's inputs: example_inputs=batches[0]; a list of batches is data: calibration=batches"
 )
@@ -61,7 +62,7 @@ def called_on_example(
         raise
 
 
-def _runs(model: nn.Module, batches: list[Any]) -> bool:
+def _runs(model: nn.Module, batches: Iterable[Any]) -> bool:
     try:
         for batch in batches:
             check_inputs(model, batch)
@@ -110,8 +111,7 @@ def _are_batches(model: nn.Module, inputs: Any) -> bool:
         return True
     if isinstance(inputs, list) and len(inputs) == 1:
         return True
-    no_batches = torch.Tensor | tuple | Mapping | str | bytes | os.PathLike
-    if not isinstance(inputs, Iterable) or isinstance(inputs, no_batches):
+    if not isinstance(inputs, Iterable) or isinstance(inputs, _NO_BATCHES):
         return False
     args, kwargs = as_arguments(inputs)
     try:

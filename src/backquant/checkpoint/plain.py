@@ -77,7 +77,7 @@ def _unpacked(key: str, packed: torch.ScriptObject) -> Iterator[tuple[str, torch
     if kind != "CellParamsBase":
         yield from _named(key, _opened(kind, packed))
         return
-    stored = packed.__getstate__()[0]
+    stored = packed.__getstate__()[0]  # type: ignore[attr-defined]
     stem, biases, weights = key.removesuffix(".param"), stored[1], stored[4]
     for name, bias in zip(("bias_ih", "bias_hh"), biases, strict=False):
         yield f"{stem}.{name}", bias

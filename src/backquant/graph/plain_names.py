@@ -58,7 +58,7 @@ def _rename(part: nn.Module) -> None:
         vars(part)[key] = type(own)((identifier(name), value) for name, value in own.items())
     kept = part._non_persistent_buffers_set
     part._non_persistent_buffers_set = {identifier(name) for name in kept}
-    part.__class__ = _answering(type(part))
+    part.__class__ = _answering(type(part))  # type: ignore[arg-type]  # torch's classes are hashable
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def _answering(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _blank(kind: type[nn.Module]) -> nn.Module:
-    made = _answering(kind)
+    made = _answering(kind)  # type: ignore[arg-type]
     return made.__new__(made)
 
 

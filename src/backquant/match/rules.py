@@ -84,7 +84,9 @@ class RuleTable:
         elif ref.kind is RuleKind.MODULE_NAME_REGEX:
             self._regexes.append((re.compile(rule.target), hit))
         else:
-            self._orders[(label(rule.target[0]), *rule.target[1:])] = hit
+            path, *rest = rule.target
+            order = (label(path), *rest)
+            self._orders[order] = hit
 
     def by_order(self, path: str, object_type: Any, number: int) -> Hit | None:
         """The rule for the ``number``-th use of an operator within a module."""
