@@ -5,10 +5,11 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from backquant.backend_config import get_backend_config
 from backquant.dtypes import QParams
+from backquant.errors import UsageError
 from backquant.lower import engine_info
 from backquant.match.plan import Plan
 from backquant.nn.quantized import reference as nnqr
@@ -125,14 +126,43 @@ def test_preserved_attributes(tools):
     assert model.plan == Plan("x86")  # its own names stand
 
 
-def test_it_reads_like_its_graph_module(model, capsys):
-    inner = model.graph_module
-    assert model.graph is inner.graph
-    assert model.code == inner.code
-    assert model.meta is inner.meta
-    assert model.print_readable(print_output=False) == inner.print_readable(print_output=False)
-    assert model.get_submodule("fc") is model.fc is inner.fc
+def test_it_is_a_graph_module(model, capsys):
+    assert isinstance(model, fx.GraphModule)
+    modules = dict(model.named_modules())
+    calls = [node for node in model.graph.nodes if node.op == "call_module"]
+    assert calls and all(node.target in modules for node in calls)
+    model.graph.lint()
+    assert model.meta is model.graph_module.meta
+    assert "self.fc" in model.print_readable(print_output=False)
     assert {node.op for node in model.graph.nodes} >= {"placeholder", "call_module", "output"}
+
+
+def test_an_edited_graph_runs_as_it_stands(model):
+    x = torch.randn(5, 4)
+    before = model(x)
+    model.recompile()
+    assert torch.equal(model(x), before) and model._is_unchanged()
+    output = model.graph.output_node()
+    with model.graph.inserting_before(output):
+        twice = model.graph.call_function(torch.mul, (output.args[0], 2))
+    output.args = (twice,)
+    assert torch.equal(model(x), before)  # as fx: until it is recompiled
+    model.recompile()
+    for edited in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(edited(x), 2 * before)
+        assert torch.equal(fx.Interpreter(edited).run(x), 2 * before)
+    output.args = (twice.args[0],)
+    model.graph.erase_node(twice)
+    model.recompile()
+    assert torch.equal(model(x), before) and model._is_unchanged()
+
+
+def test_a_child_that_was_replaced_runs(model):
+    model.fc = nn.Identity()
+    with pytest.raises(UsageError, match="as it was edited, fails"):
+        model(torch.randn(5, 4, 1)[:, :, 0] @ torch.randn(4, 2)[:0].T)
+    model.fc = torch.nn.Flatten(0)
+    assert model(torch.randn(5, 4)).shape == (20,)
 
 
 def test_what_it_lacks_is_said_of_itself(model):
@@ -140,4 +170,4 @@ def test_what_it_lacks_is_said_of_itself(model):
         _ = model.nothing
     assert not hasattr(model, "forward_hooks")
     assert copy.deepcopy(model).fc is not model.fc
-    assert set(model._modules) == {"graph_module"}
+    assert set(model._modules) == {"fc"} and "fc.weight" in model.state_dict()

@@ -11,6 +11,7 @@ from backquant.graph.assemble import (
     call_before,
     copied_graph,
     rebuilt,
+    take_graph,
 )
 from backquant.graph.blocks import register_blocks
 from backquant.graph.capture import Captured, called_whole, capture, preserve
@@ -129,6 +130,7 @@ __all__ = [
     "inline_custom_gradients",
     "settle_mode_values",
     "shallow_copy",
+    "take_graph",
     "verify",
     "with_distinct_tensors",
     "whole_pools",

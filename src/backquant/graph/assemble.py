@@ -84,8 +84,25 @@ def assemble(
     """
     made = kind(nn.Module(), _nothing())
     del type(made).forward
+    given = {} if values is None else values
+    take_graph(made, graph, root)
+    paths = _paths(graph)
+    for path in paths if values is None else sorted(paths, key=_depth):
+        value = given[path] if path in given else _value(root, path)
+        _install(made, root, path, value)
+    return made
+
+
+def take_graph(made: fx.GraphModule, graph: fx.Graph, root: nn.Module) -> None:
+    """Make ``graph`` itself that of ``made``, whose code is generated when it is first read.
+
+    >>> made = DeferredGraphModule(nn.Module(), fx.Graph())
+    >>> take_graph(made, copied_graph(fx.symbolic_trace(nn.ReLU()).graph), nn.ReLU())
+    >>> made.code.count("relu") > 0
+    True
+    """
     for name in _GENERATED:
-        del made.__dict__[name]
+        made.__dict__.pop(name, None)
     made._graph.owning_module = None
     made._graph = graph
     graph.owning_module = made
@@ -94,12 +111,6 @@ def assemble(
         made._tracer_cls = tracer
     made._tracer_extras = graph._tracer_extras or {}
     made.training = root.training
-    given = {} if values is None else values
-    paths = _paths(graph)
-    for path in paths if values is None else sorted(paths, key=_depth):
-        value = given[path] if path in given else _value(root, path)
-        _install(made, root, path, value)
-    return made
 
 
 def _nothing() -> fx.Graph:

@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
@@ -29,7 +30,7 @@ from backquant.runtime.input_guard import check_finite, check_storages, quantize
 from backquant.runtime.interpreted import Interpreted, check_not_traced
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.runtime.own_results import returned_tensors, with_own_memory
-from backquant.runtime.pickling import held, pickled, unpickled
+from backquant.runtime.pickling import pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
 from backquant.runtime.uncompiled import uncompiled
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 class QuantizedModel(Checkpointed, PlainlyCalled):
     """A quantized model: floats in, floats out, like the model it was made from.
 
-    ``graph_module``: what runs; its ``graph``, ``code``, ``meta`` and ``print_readable()`` are those of the
-    model, too, and its modules are found by their paths: ``model.get_submodule("encoder.fc")`` is a
-    kernel or, where it stayed float, the module. ``qparams``: scales and zero points by the same names.
+    A ``torch.fx.GraphModule``: its graph and code can be read, edited, recompiled and interpreted, its
+    modules are found by the paths that they had, and can have hooks. ``graph_module`` is what runs as long
+    as nothing was changed. ``qparams``: scales and zero points by the names of the modules.
     ``record``: what is known of it; ``plan``, ``report``, ``engine`` and the like read that.
     ``source``: its file, if it was loaded. ``original_weights_lookup``: set by ``convert_fx`` if asked for.
     ``input_qparams`` and ``output_qparams`` are of those that ``PrepareCustomConfig`` has quantized. Such an
@@ -75,13 +76,12 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
     (tensor([1.]), None)
     """
 
-    graph_module: GraphModule
     original_weights_lookup: dict[str, list[torch.Tensor | None]]
     check_finite: bool = True
 
     def __init__(self, graph_module: GraphModule, record: LoweredRecord) -> None:
-        super().__init__()
-        self.graph_module = graph_module
+        super().__init__(nn.Module(), Graph(), class_name="QuantizedModel")
+        self._begin_face(graph_module)
         self.record = record
         self.source = ""
         self.replays: Replays | None = None
@@ -101,22 +101,10 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         interface = None if self.record.inputs else self.interface
         self.replays = None if slow or self._is_plain else Replays(self.graph_module, interface)
 
-    def __getattr__(self, name: str) -> Any:
-        """A module, parameter or buffer of the model itself, by the name that it has in ``graph_module``."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            inner = self.__dict__.get("_modules", {}).get("graph_module")
-            if inner is None or name.startswith("__"):
-                raise
-            for found in (inner._modules, inner._parameters, inner._buffers):
-                if name in found:
-                    return found[name]
-            raise
-
     def _take_over(self, other: QuantizedModel) -> None:
         adopt(self.graph_module, other.graph_module)
-        self.graph_module, self.record, self.origin = other.graph_module, other.record, other.origin
+        self.record, self.origin = other.record, other.origin
+        self._begin_face(other.graph_module)
         self._begin_replays()
 
     @property
@@ -170,21 +158,6 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         return {i: q for i, q in self.record.outputs.items() if q is not None}
 
     @property
-    def graph(self) -> Graph:
-        """The graph of what runs. To change it, change ``graph_module`` and quantize again."""
-        return self.graph_module.graph
-
-    @property
-    def code(self) -> str:
-        """The Python code of what runs."""
-        return self.graph_module.code
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """What is noted about the graph module, as on every ``torch.fx.GraphModule``."""
-        return self.graph_module.meta
-
-    @property
     def qparams(self) -> dict[str, KernelQParams]:
         """Scales and zero points of the kernels, by the names of the modules that they run for.
 
@@ -193,22 +166,19 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         """
         return qparams_by_name(self.graph_module, self.plan, self.kernels)
 
-    def print_readable(self, *args: Any, **kwargs: Any) -> str:
-        """Print and return the code, as ``torch.fx.GraphModule.print_readable``."""
-        return self.graph_module.print_readable(*args, **kwargs)
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "replays": self.replays is not None}
+        return {**self._held(), "replays": self.replays is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        wanted, graph = state.get("replays", True), state["_modules"]["graph_module"]
-        quantized = quantized_inputs(graph)
-        super().__setstate__({**state, "replays": None, "_quantized_inputs": quantized})
+        wanted = state.get("replays", True)
+        quantized = quantized_inputs(state["graph_module"])
+        self._hold({**state, "replays": None, "_quantized_inputs": quantized})
         self._begin_replays()
         self.replays = self.replays if wanted else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
+        self.graph_module._apply(fn, recurse)
         if self.replays is not None:
             self._begin_replays()
         return self
@@ -237,7 +207,7 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         if interface is not None and self._checks_calls():
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
-            args, kwargs = integer_arguments(self.graph, self.input_qparams, args, kwargs)
+            args, kwargs = integer_arguments(self.graph_module.graph, self.input_qparams, args, kwargs)
         given = args, kwargs  # without gradients ``torch.compile`` has a break less
         grad = torch.is_grad_enabled()
         result = without_gradients(self._run, given, {}) if grad else self._run(*given)
@@ -251,7 +221,9 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run: Executor = self.graph_module
-        if self.record.engine is not None:
+        if not self._is_unchanged():
+            run = self._literally
+        elif self.record.engine is not None:
             run = Interpreted(self.graph_module) if self.replays is None else self.replays
         if not self.record.kernels:
             return run(*args, **kwargs)
@@ -312,7 +284,7 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), pickled({**self.__getstate__(), "origin": None}))
+        return _restored, (_kind(self), pickled({**self.__getstate__(), "origin": None}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModel:
         made = type(self).__new__(type(self))
@@ -357,7 +329,7 @@ class CompiledModel(QuantizedModel):
         cls, model: QuantizedModel, program: CompiledProgram, compilation: Compilation
     ) -> CompiledModel:
         made = cls.__new__(cls)
-        made.__dict__.update(held(model))
+        made._hold(model._held())
         made._begin_replays()
         made._is_plain = False
         made._program, made.compilation = program, compilation
@@ -374,7 +346,7 @@ class CompiledModel(QuantizedModel):
     def lowered(self) -> QuantizedModel:
         """The model without the code, over the same modules."""
         made = QuantizedModel.__new__(QuantizedModel)
-        made.__dict__.update(held(self))
+        made._hold(self._held())
         made._begin_replays()
         return made
 
@@ -394,6 +366,11 @@ class CompiledModel(QuantizedModel):
 def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Kernels with packed weights, of which one overwrites its argument, are nothing for torch.compile."""
     return model.forward(*args, **kwargs)
+
+
+def _kind(model: QuantizedModel) -> type[QuantizedModel]:
+    """The class of a model: fx makes one of its own for each graph module."""
+    return next(cls for cls in type(model).__mro__ if not cls.__qualname__.endswith("Impl"))
 
 
 def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backquant.graph.watched import is_watched
+from backquant.runtime.faced import Faced
 from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.record import LoweredRecord
 
@@ -79,18 +80,17 @@ def without_gradients(
         return run(*args, **kwargs)
 
 
-class PlainlyCalled(nn.Module):
+class PlainlyCalled(Faced):
     """A module with a ``graph_module``, which runs without what modules, and checks, put around it where it
     is plain and nobody looks.
 
-    >>> model = PlainlyCalled()
-    >>> model.graph_module = torch.fx.symbolic_trace(nn.ReLU())
+    >>> model = PlainlyCalled(nn.Module(), torch.fx.Graph())
+    >>> model._begin_face(torch.fx.symbolic_trace(nn.ReLU()))
     >>> model._begin_plainly(True)
     >>> model(torch.tensor([-1.0]))
     tensor([0.])
     """
 
-    graph_module: GraphModule
     record: LoweredRecord
     source: str
     _is_plain = False
@@ -105,7 +105,9 @@ class PlainlyCalled(nn.Module):
         # The fast path has few steps: a recurrent cell takes 25 µs in all.
         if not self._is_plain or is_watched() or self._forward_hooks or self._forward_pre_hooks:
             return super().__call__(*args, **kwargs)
-        run: Any = self._modules["graph_module"]  # ``__getattr__`` takes longer
+        if not self._is_unchanged():
+            return super().__call__(*args, **kwargs)
+        run: Any = self.graph_module
         if not run._forward_hooks and not run._forward_pre_hooks:
             called = run._modules[self._alone] if self._alone else run
             if called._forward_hooks or called._forward_pre_hooks:

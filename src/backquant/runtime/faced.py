@@ -1,0 +1,123 @@
+"""What the user of a quantized model reads and edits, and when that is what runs.
+
+Invariants
+
+1. The model is a ``torch.fx.GraphModule``: each node's target is found among its modules, and its code runs.
+2. ``graph_module`` computes the same, faster. It runs as long as nothing was changed: after an edit of the
+   graph and ``recompile()``, or with another module in a child's place, the graph of the model runs as it
+   stands, operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+from torch import fx, nn
+from torch.fx import GraphModule
+
+from backquant.errors import BackquantError, UsageError
+from backquant.graph import DeferredGraphModule, copied_graph, take_graph
+
+_TABLES = ("_modules", "_parameters", "_buffers")
+_GENERATED = ("_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "meta")
+_CODE = ("compilation", "_program")
+_OWN = frozenset({*_TABLES, *_GENERATED, *_CODE, "_graph", "_watched"})
+
+
+class Faced(DeferredGraphModule):
+    """A graph module in front of another one, ``graph_module``, that does the same.
+
+    >>> model = Faced(nn.Module(), fx.Graph())
+    >>> model._begin_face(fx.symbolic_trace(nn.Sequential(nn.ReLU())))
+    >>> dict(model.named_modules())[[*model.graph.nodes][1].target], model._is_unchanged()
+    (ReLU(), True)
+    """
+
+    graph_module: GraphModule
+    _watched: _Watched
+
+    def _begin_face(self, graph_module: GraphModule) -> None:
+        """Show the graph of ``graph_module``, over its modules."""
+        # in the dictionary: it is no child, and has no keys in the ``state_dict``
+        self.__dict__["graph_module"] = graph_module
+        for table in _TABLES:
+            self.__dict__[table] = graph_module.__dict__[table]
+        self.__dict__["meta"] = graph_module.meta
+        take_graph(self, copied_graph(graph_module.graph), graph_module)
+        self._watched = _Watched(self)
+
+    def _is_unchanged(self) -> bool:
+        """Invariant 2."""
+        return self._watched.is_unchanged()
+
+    def recompile(self) -> Any:
+        """Take over what was changed in ``graph``, as ``torch.fx.GraphModule``."""
+        written = super().recompile()
+        kind: Any = type(self)
+        # fx writes the code into the class; here it is what runs after an edit only
+        kind._as_written = vars(kind)["forward"]
+        del kind.forward, kind.__call__
+        if "_watched" in self.__dict__:
+            self._watched.look_at(self.graph)
+        return written
+
+    def _literally(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph as it stands."""
+        _ = self.code
+        run: Callable[..., Any] = type(self)._as_written  # type: ignore[attr-defined]
+        try:
+            return run(self, *args, **kwargs)
+        except BackquantError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"the graph, as it was edited, fails: {error}",
+                where="QuantizedModel.graph",
+                fix="quantized.graph.print_tabular() shows what each operator gets",
+            ) from error
+
+    def _held(self) -> dict[str, Any]:
+        """The attributes, without code and what the graph generates; with the graph if it was edited."""
+        state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        if not self._watched.has_same_graph:
+            state["_edited"] = {name: self.__dict__[name] for name in (*_TABLES, "_graph")}
+        return state
+
+    def _hold(self, state: dict[str, Any]) -> None:
+        """The inverse of ``_held``."""
+        edited = state.pop("_edited", None)
+        fx.GraphModule.__init__(self, nn.Module(), fx.Graph(), class_name="QuantizedModel")
+        self.__dict__.update(state)
+        self._begin_face(state["graph_module"])
+        if edited is not None:
+            graph = edited.pop("_graph")
+            self.__dict__.update(edited)
+            take_graph(self, graph, self)
+            self._watched.look_at(graph)
+
+
+class _Watched:
+    """What a graph module was like at the beginning."""
+
+    def __init__(self, model: fx.GraphModule) -> None:
+        self._nodes = _contents(model.graph)
+        self._tables = [part._modules for part in model.modules() if part._modules]
+        self._children = self._now()
+        self.has_same_graph = True
+
+    def look_at(self, graph: fx.Graph) -> None:
+        """Note whether ``graph`` is as it was."""
+        self.has_same_graph = _contents(graph) == self._nodes
+
+    def is_unchanged(self) -> bool:
+        """Whether graph and children are the same."""
+        return self.has_same_graph and self._now() == self._children
+
+    def _now(self) -> list[int]:
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+
+def _contents(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    return [(node, node.op, node.target, node.args, node.kwargs) for node in graph.nodes]
