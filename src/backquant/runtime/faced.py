@@ -46,6 +46,7 @@ class Faced(DeferredGraphModule):
             self.__dict__[table] = graph_module.__dict__[table]
         self.__dict__["meta"] = graph_module.meta
         take_graph(self, copied_graph(graph_module.graph), graph_module)
+        self._lineno_map, self._prologue_start = {}, 0  # torch.compile reads them
         self._watched = _Watched(self)
 
     def _is_unchanged(self) -> bool:
