@@ -160,7 +160,7 @@ def test_an_edited_graph_runs_as_it_stands(model):
 def test_a_child_that_was_replaced_runs(model):
     kernel, x = model.fc, torch.randn(5, 4)
     before = model(x)
-    model.fc = nn.Linear(4, 3)  # it gets integers
+    model.fc = nn.Linear(7, 3)
     with pytest.raises(UsageError, match="as it was edited, fails"):
         model(x)
     model.fc = kernel

@@ -207,7 +207,9 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         if interface is not None and self._checks_calls():
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
-            args, kwargs = integer_arguments(self.graph_module.graph, self.input_qparams, args, kwargs)
+            args, kwargs = integer_arguments(
+                self.graph_module.graph, self.input_qparams, args, kwargs
+            )
         given = args, kwargs  # without gradients ``torch.compile`` has a break less
         grad = torch.is_grad_enabled()
         result = without_gradients(self._run, given, {}) if grad else self._run(*given)

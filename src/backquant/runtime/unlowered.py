@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import GraphModule
 
 from backquant.graph.watched import is_watched
@@ -84,8 +83,8 @@ class PlainlyCalled(Faced):
     """A module with a ``graph_module``, which runs without what modules, and checks, put around it where it
     is plain and nobody looks.
 
-    >>> model = PlainlyCalled(nn.Module(), torch.fx.Graph())
-    >>> model._begin_face(torch.fx.symbolic_trace(nn.ReLU()))
+    >>> model = PlainlyCalled(torch.nn.Module(), torch.fx.Graph())
+    >>> model._begin_face(torch.fx.symbolic_trace(torch.nn.ReLU()))
     >>> model._begin_plainly(True)
     >>> model(torch.tensor([-1.0]))
     tensor([0.])
