@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from backquant.dtypes import array_qparams
-from backquant.errors import ConfigError
+from backquant.errors import CalibrationError, ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
 from backquant.observe.histogram_grid import Bins, Counted, add_to_bins, merge_bins
+from backquant.observe.histogram_of_torch import torchs_range
 from backquant.observe.histogram_sample import sample_values
 from backquant.observe.histogram_search import best_range
 from backquant.observe.minmax import check_per_tensor, check_reduced_symmetric
@@ -24,6 +25,7 @@ _BUFFERS = {
     "bin_second": torch.int64,
 }
 _EXTREMES = ("min_val", "max_val")
+_OF_TORCH = "histogram"
 # Values are put into bins when so many wait, or when someone looks.
 _MOST_WAITING = 1 << 16
 
@@ -48,6 +50,9 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     NaN and infinite values are left out; ``ignored`` says how many there were.
 
+    A ``state_dict`` of PyTorch's observer loads: its ``histogram`` stays as it is, and qparams are those of
+    PyTorch (``histogram_of_torch``). It cannot be counted on: which values a bin held is not known.
+
     >>> observer = HistogramObserver()
     >>> _ = observer(torch.linspace(0, 2.55, 1000))
     >>> observer.calculate_qparams()
@@ -63,6 +68,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
     bin_count: Tensor
     bin_first: Tensor
     bin_second: Tensor
+    histogram: Tensor | None
 
     def __init__(  # the signature is PyTorch's
         self,
@@ -100,6 +106,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self.mantissa_bits = max(0, min(10, (max(bins, 1) - 1).bit_length() - 4))
         self.register_buffer("min_val", torch.tensor(float("inf"), **made))
         self.register_buffer("max_val", torch.tensor(float("-inf"), **made))
+        self.register_buffer(_OF_TORCH, None)
         for name, integer in _BUFFERS.items():
             self.register_buffer(name, torch.empty(0, dtype=integer, device=made.get("device")))
         check_reduced_symmetric(self)
@@ -117,11 +124,13 @@ class HistogramObserver(UniformQuantizationObserverBase):
     @property
     def state(self) -> Bins:
         """The bins that are not empty."""
+        self._refuse_torchs()
         self._settle()
         return self._bins()
 
     def forward(self, x: Tensor) -> Tensor:
         """Count the values of ``x`` (any shape, any real dtype); returns ``x``."""
+        self._refuse_torchs()
         low, high, ignored, counted = sample_values(x.detach() if x.requires_grad else x)
         if ignored:
             self.ignored += ignored
@@ -136,6 +145,11 @@ class HistogramObserver(UniformQuantizationObserverBase):
         low, high = self.min_val.item(), self.max_val.item()
         if not low < high:
             return self._calculate_qparams(self.min_val, self.max_val)
+        if self.histogram is not None:
+            levels = 1 << torch.iinfo(self.dtype).bits
+            return self._calculate_qparams(
+                *torchs_range(self.histogram, self.min_val, self.max_val, levels)
+            )
         target, eps = self.quant_range, self.eps.item()
         found = best_range(self.state.spread(self.mantissa_bits, low, high), target, eps)
         scale, zero_point = array_qparams(found[:1], found[1:], target, eps)
@@ -145,10 +159,21 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     def reset_min_max_vals(self) -> None:
         """Forget everything."""
+        self._buffers[_OF_TORCH] = None
         self._forget_waiting()
         low, high = self._extremes()
         self._set_extremes(low.new_tensor(math.inf), high.new_tensor(-math.inf))
         self._set_bins(Bins(*(self._buffers[name].new_empty(0) for name in _BUFFERS)))  # type: ignore[union-attr]
+
+    def _refuse_torchs(self) -> None:
+        if self._buffers[_OF_TORCH] is not None:
+            raise CalibrationError(
+                "this histogram was measured by torch.ao, whose bins say how many values they held, not which: "
+                "nothing can be added to it",
+                where="HistogramObserver",
+                fix="backquant.convert_fx(prepared), as it is; or observer.reset_min_max_vals() for each "
+                "observer, and calibrate anew",
+            )
 
     def _bins(self) -> Bins:
         return Bins(*(self._buffers[name] for name in _BUFFERS))  # type: ignore[arg-type]
@@ -214,8 +239,12 @@ class HistogramObserver(UniformQuantizationObserverBase):
         return f"min_val={self.min_val}, max_val={self.max_val}, values={self.bin_count.sum()}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """The buffers take the length of what is loaded."""
+        """The buffers take the length of what is loaded; a histogram of PyTorch stands for the bins."""
         self._forget_waiting()
+        theirs = state_dict.get(prefix + _OF_TORCH)
+        self._buffers[_OF_TORCH] = None if theirs is None else torch.empty_like(theirs)
+        if theirs is not None:
+            state_dict.update({prefix + name: self._buffers[name].new_empty(0) for name in _BUFFERS})  # type: ignore[union-attr]
         for name in _BUFFERS:
             if prefix + name in state_dict:
                 shape = state_dict[prefix + name].shape

@@ -26,8 +26,8 @@ _PART = 64  # observers whose values are sorted together
 def calculate_together(observers: Iterable[Any]) -> dict[int, tuple[Tensor, Tensor]]:
     """What ``calculate_qparams()`` of each histogram observer returns, by the ``id`` of the observer.
 
-    Left out are observers of other kinds and histograms of one value or none, or on another device
-    than the CPU.
+    Left out are observers of other kinds and histograms of one value or none, of PyTorch, or on another
+    device than the CPU.
 
     >>> one, other = HistogramObserver(), HistogramObserver()
     >>> _ = one(torch.linspace(0, 2.55, 1000)), other(torch.linspace(-1, 1, 1000))
@@ -76,7 +76,8 @@ class CalculatedOnce:
 
 def _is_here(observer: HistogramObserver) -> bool:
     low, high = observer.min_val, observer.max_val
-    return low.device.type == "cpu" and low.item() < high.item()
+    counted_here = low.device.type == "cpu" and observer.histogram is None
+    return counted_here and low.item() < high.item()
 
 
 def _settle(observers: Sequence[HistogramObserver], mantissa_bits: int) -> None:

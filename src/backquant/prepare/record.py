@@ -12,12 +12,13 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import ObservedQParams, QParams
 from backquant.errors import UsageError
-from backquant.graph import DeferredGraphModule, Provenance, Scope
+from backquant.graph import DeferredGraphModule, Provenance, Scope, set_module
 from backquant.graph.costs import GraphCosts
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.values import TensorFacts
 from backquant.match.plan import Plan
 from backquant.observe import HistogramObserver
+from backquant.prepare.checkpoint import check_state
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 from backquant.prepare.sites import SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -123,6 +124,16 @@ class PreparedModule(KeptGraphModule):
         """What each operator is to become, and why, as after ``quantize``; made anew when it is read.
         ``None`` for what was not made by ``prepare_fx``, ``prepare_qat_fx`` or ``prepare_export``."""
         return prepared_state(self).report(self)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over weights, observers and fake-quantizers of a model that was prepared as this one, by us or
+        by ``torch.ao``; converted, it has the same qparams. Raises UsageError, by key, before anything is
+        loaded, for any other."""
+        for path, observer in check_state(self, state_dict, strict=strict).items():
+            set_module(self, path, observer)
+        return super().load_state_dict(state_dict, strict, assign)
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
