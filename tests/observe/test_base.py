@@ -135,7 +135,7 @@ def test_nothing_is_added_to_a_histogram_of_the_oracle(oracle: Callable[..., Any
     theirs(torch.randn(10))
     ours.load_state_dict(theirs.state_dict())
     for use in (lambda: ours(torch.randn(3)), lambda: observe.HistogramObserver().merge(ours)):
-        with pytest.raises(CalibrationError, match="measured by torch.ao"):
+        with pytest.raises(CalibrationError, match=r"measured by torch\.ao"):
             use()
     again = observe.HistogramObserver()
     again.load_state_dict(ours.state_dict())

@@ -168,8 +168,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
     def _refuse_torchs(self) -> None:
         if self._buffers[_OF_TORCH] is not None:
             raise CalibrationError(
-                "this histogram was measured by torch.ao, whose bins say how many values they held, not which: "
-                "nothing can be added to it",
+                "this histogram was measured by torch.ao, whose bins say how many values they held, "
+                "not which: nothing can be added to it",
                 where="HistogramObserver",
                 fix="backquant.convert_fx(prepared), as it is; or observer.reset_min_max_vals() for each "
                 "observer, and calibrate anew",
@@ -244,7 +244,9 @@ class HistogramObserver(UniformQuantizationObserverBase):
         theirs = state_dict.get(prefix + _OF_TORCH)
         self._buffers[_OF_TORCH] = None if theirs is None else torch.empty_like(theirs)
         if theirs is not None:
-            state_dict.update({prefix + name: self._buffers[name].new_empty(0) for name in _BUFFERS})  # type: ignore[union-attr]
+            state_dict.update(
+                {prefix + name: self._buffers[name].new_empty(0) for name in _BUFFERS}
+            )  # type: ignore[union-attr]
         for name in _BUFFERS:
             if prefix + name in state_dict:
                 shape = state_dict[prefix + name].shape
