@@ -1,0 +1,165 @@
+"""Average pooling as ONNX has it: the exporter drops ``divisor_override``; runtimes differ in ``ceil_mode``.
+
+1. ``AveragePool`` without ``ceil_mode`` is what all runtimes compute alike; it stands alone wherever that is
+   what is asked for.
+2. Another divisor: the average over whole windows, padding included, times the share of the divisors.
+3. Ceil mode that gives more windows than floor mode: zeros are appended to the input, so that every window is
+   whole, and each average is multiplied by the size of a window over the number of values that PyTorch
+   divides by. The sizes have to be known for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backquant.errors import ExportError
+
+__all__ = ["average_pool"]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One pooled axis; ``size`` is no number where it is free."""
+
+    size: Any
+    kernel: int
+    stride: int
+    padding: int
+    ceil: bool
+
+    @property
+    def floor_windows(self) -> int:
+        return int((self.size + 2 * self.padding - self.kernel) // self.stride + 1)
+
+    @property
+    def windows(self) -> int:
+        """As PyTorch counts them: no window starts behind the input and its left padding.
+
+        >>> _Axis(6, 3, 2, 1, True).windows, _Axis(6, 3, 2, 1, False).windows, _Axis(5, 2, 3, 0, True).windows
+        (4, 3, 2)
+        """
+        if not self.ceil:
+            return self.floor_windows
+        made = -(-(self.size + 2 * self.padding - self.kernel) // self.stride) + 1
+        return int(made - ((made - 1) * self.stride >= self.size + self.padding))
+
+    @property
+    def differs(self) -> bool:
+        """Whether ceil mode may give another number of windows."""
+        if not self.ceil or self.stride == 1:
+            return False
+        return not isinstance(self.size, int) or self.windows != self.floor_windows
+
+    @property
+    def appended(self) -> int:
+        """Zeros behind the input and its padding that make the last window whole."""
+        needed = (self.windows - 1) * self.stride + self.kernel
+        return max(0, needed - self.size - 2 * self.padding)
+
+    def counts(self, with_padding: bool) -> list[int]:
+        """How many values of each window PyTorch divides by.
+
+        >>> _Axis(6, 3, 2, 1, True).counts(True), _Axis(6, 3, 2, 1, True).counts(False)
+        ([3, 3, 3, 2], [2, 3, 3, 1])
+        """
+        least = -self.padding if with_padding else 0
+        most = self.size + (self.padding if with_padding else 0)
+        starts = [i * self.stride - self.padding for i in range(self.windows)]
+        return [min(start + self.kernel, most) - max(start, least) for start in starts]
+
+
+def average_pool(dims: int) -> Callable[..., Any]:
+    """The translation of ``avg_pool1d``, ``2d`` or ``3d``.
+
+    It raises ``ExportError`` for ceil mode on free sizes.
+    """
+
+    def translated(  # size: the schema of the torch operator
+        self: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        sizes, kernels = list(self.shape)[-dims:], _each(kernel_size, dims)
+        strides, paddings = _each(stride or kernel_size, dims), _each(padding, dims)
+        parts = zip(sizes, kernels, strides, paddings, strict=True)
+        axes = [_Axis(*part, bool(ceil_mode)) for part in parts]
+        if any(axis.differs for axis in axes):
+            return _with_partial_windows(self, axes, bool(count_include_pad), divisor_override)
+        return _of_whole_windows(self, axes, bool(count_include_pad), divisor_override)
+
+    return translated
+
+
+def _of_whole_windows(
+    x: Any, axes: Sequence[_Axis], with_padding: bool, divisor: int | None
+) -> Any:
+    """Rules 1 and 2."""
+    import onnxscript
+
+    op = onnxscript.opset18
+    kernels, pads = [axis.kernel for axis in axes], [axis.padding for axis in axes]
+    pooled = op.AveragePool(
+        x,
+        kernel_shape=kernels,
+        strides=[axis.stride for axis in axes],
+        pads=[*pads, *pads],
+        count_include_pad=int(with_padding or divisor is not None),
+    )
+    if divisor in (None, math.prod(kernels)):
+        return pooled
+    return op.Mul(pooled, _floats(_shares(axes, with_padding, divisor)))
+
+
+def _with_partial_windows(
+    x: Any, axes: Sequence[_Axis], with_padding: bool, divisor: int | None
+) -> Any:
+    """Rule 3."""
+    import onnxscript
+
+    op = onnxscript.opset18
+    kernels, strides = [axis.kernel for axis in axes], [axis.stride for axis in axes]
+    if not all(isinstance(axis.size, int) for axis in axes):
+        raise ExportError(
+            "avg_pool with ceil_mode=True on a free size: how many windows there are depends on it",
+            where=f"avg_pool{len(axes)}d(kernel_size={kernels}, stride={strides}, ceil_mode=True)",
+            fix="leave these axes out of dynamic_shapes, or pool with ceil_mode=False",
+        )
+    unpooled = [0] * (len(x.shape) - len(axes))
+    starts = [axis.padding for axis in axes]
+    ends = [axis.padding + axis.appended for axis in axes]
+    pads = op.Constant(value_ints=[*unpooled, *starts, *unpooled, *ends])
+    whole = op.Pad(x, pads, _floats(0.0))
+    pooled = op.AveragePool(whole, kernel_shape=kernels, strides=strides)
+    return op.Mul(pooled, _floats(_shares(axes, with_padding, divisor)))
+
+
+def _shares(axes: Sequence[_Axis], with_padding: bool, divisor: int | None) -> Any:
+    """The size of a window over what PyTorch divides by, for each window."""
+    size = math.prod(axis.kernel for axis in axes)
+    if divisor is not None:
+        return size / divisor
+    counts = np.ones((), np.float64)
+    for axis in axes:
+        counts = counts[..., None] * np.asarray(axis.counts(with_padding), np.float64)
+    return size / counts
+
+
+def _each(value: Sequence[int] | int, dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
+
+
+def _floats(value: Any) -> Any:
+    import onnxscript
+    from onnxscript import ir
+
+    return onnxscript.opset18.Constant(value=ir.tensor(np.asarray(value, np.float32)))
