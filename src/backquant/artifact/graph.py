@@ -1,8 +1,7 @@
 """A ``torch.fx.Graph`` as a list of nodes in JSON, and back.
 
-``torch.fx`` compiles a graph to Python source and writes targets and keywords into it as they are;
-so a graph that is read is checked name by name (``names.py``) before it is built, and the same checks
-run when it is written.
+A graph that is read is interpreted (``backquant.graph.call_table``) and never compiled. Its names are checked
+one by one all the same (``names.py``) before it is built, and the same checks run when it is written.
 """
 
 from __future__ import annotations
@@ -114,7 +113,8 @@ def decode_graph(rows: list[dict[str, Any]], decoder: Decoder) -> Graph:
 
 
 def _decode_node(row: dict[str, Any], graph: Graph, decoder: Decoder) -> Node:
-    op, target, where = row["op"], row["target"], f"node {row['name']}"
+    op, target = row["op"], row["target"]
+    where = f"node {names.check_node(row['name'])}"
     args = tuple(decoder.decode(row.get("args", [])))
     kwargs = {
         names.check_keyword(key, where): decoder.decode(value)

@@ -27,6 +27,7 @@ from backquant.artifact.names import check_keyword, check_path
 from backquant.artifact.parts import check_attribute_names, check_module, hides_of_class
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
+from backquant.graph import DeferredGraphModule
 from backquant.graph.hooks import has_own_methods
 from backquant.lower.kernels.configured import decode_config
 
@@ -223,7 +224,7 @@ class ModuleDecoder:
     def _graph_module(self, root: nn.Module, entry: dict[str, Any], path: str) -> nn.Module:
         graph = decode_graph(entry["graph"], self._decoder)
         check_targets(graph, root, path)
-        module = torch.fx.GraphModule(root, graph)
+        module = DeferredGraphModule(root, graph)
         kept = {
             check_keyword(name, path): self._decoder.decode(value)
             for name, value in entry.get("preserved", {}).items()

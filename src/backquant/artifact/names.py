@@ -1,14 +1,15 @@
-"""Names that a graph may hold. ``torch.fx`` writes them into source code, so they are checked.
+"""Names that a file may hold: labels for keys and attributes, and never source text.
 
 1. Methods are those of the table in ``backquant.artifact.operators``.
 2. Attributes, read with ``getattr``, are data of tensors and fields of torch's named tuples.
-3. Paths of modules and tensors hold no quotes, backslashes or control characters.
-4. Arguments and keywords are identifiers.
+3. Paths of modules and tensors consist of identifiers and numbers; arguments, keywords and nodes have an
+   identifier. All are ASCII, no keywords, and do not begin with two underscores (``backquant.identifiers``):
+   nothing that is compared here means another name after normalisation.
+4. Keywords of a call are those of the operator's schema, or of the function's signature (``keywords.py``).
 """
 
 from __future__ import annotations
 
-import keyword
 import re
 from functools import cache
 
@@ -16,6 +17,7 @@ import torch
 
 from backquant.artifact.operators import is_method
 from backquant.errors import ArtifactError
+from backquant.identifiers import is_identifier
 
 _words = re.compile(r"\w+").findall
 _DATA = frozenset(
@@ -25,7 +27,7 @@ _DATA = frozenset(
         "shape type"
     )
 )
-_PATH = re.compile(r"[^\x00-\x1f\x7f\"'\\{}]+")
+_LONGEST = 200  # characters of a foreign name that an error shows
 
 
 @cache
@@ -49,7 +51,7 @@ def check_method(name: str, where: str) -> str:
     """
     if not is_method(name):
         raise ArtifactError(
-            f".{name}() is no method that an artifact may call",
+            f".{shown(name)[1:-1]}() is no method that an artifact may call",
             where=where,
             fix="call a function of torch on the tensor instead",
         )
@@ -73,11 +75,30 @@ def check_attribute(name: object, where: str) -> str:
     """
     if not is_attribute(name):
         raise ArtifactError(
-            f"{name!r} is no attribute that an artifact may read",
+            f"{shown(name)} is no attribute that an artifact may read",
             where=where,
             fix="pass tensors, tuples and dicts; read fields by index or key",
         )
     return str(name)
+
+
+def shown(name: object) -> str:
+    """What a file has as a name, in ASCII and shortened.
+
+    >>> shown("\uff46orward")
+    "'\\\\uff46orward'"
+    """
+    text = ascii(name)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def is_usable(name: object) -> bool:
+    """Rule 3, for one name.
+
+    >>> [is_usable(name) for name in ("conv1", "\uff46orward", "in", "__class__", "a b")]
+    [True, False, False, False, False]
+    """
+    return isinstance(name, str) and is_identifier(name) and not name.startswith("__")
 
 
 def check_path(path: str, where: str) -> str:
@@ -86,12 +107,16 @@ def check_path(path: str, where: str) -> str:
     >>> check_path("layers.0.weight", "node layers_0")
     'layers.0.weight'
     """
-    parts = path.split(".")
-    if not all(part and _PATH.fullmatch(part) and not part.startswith("__") for part in parts):
+    parts = path.split(".") if isinstance(path, str) else [path]
+    if not all(is_usable(part) or _is_index(part) for part in parts):
         raise ArtifactError(
-            f"{path!r} is no path of a module or tensor", where=where, fix="rename the module"
+            f"{shown(path)} is no path of a module or tensor", where=where, fix="rename the module"
         )
     return path
+
+
+def _is_index(name: object) -> bool:
+    return isinstance(name, str) and name.isascii() and name.isdecimal()
 
 
 def check_argument(name: str, where: str) -> str:
@@ -106,11 +131,22 @@ def check_argument(name: str, where: str) -> str:
 
 
 def check_keyword(name: str, where: str) -> str:
-    """``name`` if it can name an argument of a call.
+    """``name`` if it can name an argument of a call, or a node.
 
     >>> check_keyword("dim", "node sum_1")
     'dim'
     """
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise ArtifactError(f"{name!r} is no name of an argument", where=where)
+    if not is_usable(name):
+        raise ArtifactError(f"{shown(name)} is no name of an argument", where=where)
+    return name
+
+
+def check_node(name: str) -> str:
+    """``name`` if a node can be called so.
+
+    >>> check_node("relu_1")
+    'relu_1'
+    """
+    if not is_usable(name):
+        raise ArtifactError(f"{shown(name)} cannot be the name of a node", where="the graph")
     return name

@@ -16,15 +16,16 @@ from torch import fx, nn
 from torch.fx.graph import _illegal_names, _name_regex
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from backquant.graph.call_table import CallTableModule
 from backquant.identifiers import PREFIX, label
 
 
-class DeferredGraphModule(fx.GraphModule):
-    """A graph module that ``assemble`` makes without code; ``recompile()``, or the first use of its
-    code, generates it. The keys of its ``state_dict`` are the user's own names."""
+class DeferredGraphModule(CallTableModule):
+    """A graph module that ``assemble`` makes without a table of calls; ``recompile()``, the first call, or
+    reading its code builds it. The keys of its ``state_dict`` are the user's own names."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate the code, which takes the place of this method, and run it."""
+        """Build the table, which takes the place of this method, and run it."""
         self.recompile()
         return self.forward(*args, **kwargs)
 

@@ -57,9 +57,11 @@ class Faced(DeferredGraphModule):
         """Take over what was changed in ``graph``, as ``torch.fx.GraphModule``."""
         written = super().recompile()
         kind: Any = type(self)
-        # fx writes the code into the class; here it is what runs after an edit only
+        # what runs the graph is put into the class; here it runs after an edit only
         kind._as_written = vars(kind)["forward"]
-        del kind.forward, kind.__call__
+        del kind.forward
+        if "__call__" in vars(kind):  # of a code generator of torch.fx
+            del kind.__call__
         if "_watched" in self.__dict__:
             self._watched.look_at(self.graph)
         return written

@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx, nn
 
 from backquant.errors import ArtifactError
+from backquant.graph.call_table import CallTableModule
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 
 _GRAPH = "graph_module"
@@ -57,7 +58,7 @@ def unpickled(stored: bytes) -> dict[str, Any]:
     state, body, rows = load(stored)
     root = nn.Module()
     root.__dict__.update({name: value for name, value in body.items() if name != "meta"})
-    graph_module = fx.GraphModule(root, graph_from_rows(rows))
+    graph_module = CallTableModule(root, graph_from_rows(rows))
     graph_module.meta.update(body.get("meta", {}))
     graph_module.train(root.training)
     if _EDITED in state:
