@@ -24,11 +24,11 @@ from backquant.errors import ArtifactError
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleDict({"3x3 conv": nn.Conv2d(3, 4, 3), "1-1": nn.Conv2d(4, 4, 1)})
+        self.layers = nn.ModuleDict({"conv": nn.Conv2d(3, 4, 3), "1": nn.Conv2d(4, 4, 1)})
         self.scale = nn.Parameter(torch.ones(4, 1, 1))
 
     def forward(self, x: torch.Tensor, flip: Any = None, *, gain: float = 2.0) -> dict[str, Any]:
-        y = self.layers["1-1"](self.layers["3x3 conv"](x)) * self.scale
+        y = self.layers["1"](self.layers["conv"](x)) * self.scale
         z = y.view(y.shape[0], -1)[:, 1:3] * gain
         return {"y": (y, [z, z.size(1)]), "z": torch.cat([z, z], dim=1)}
 

@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_leaves
 from backquant.artifact import names
 from backquant.artifact.calls import check_call, check_method_call
 from backquant.artifact.functions import find_function, function_path
+from backquant.artifact.keywords import check_keywords
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 from backquant.graph import part
+from backquant.identifiers import label
 
 _CHECKS: dict[str, Callable[[str, str], str]] = {
     "placeholder": names.check_argument,
@@ -65,7 +67,8 @@ def _encode_node(node: Node, encoder: Encoder, where: str) -> dict[str, Any]:
 
 def _encode_target(node: Node, encoder: Encoder, where: str) -> str:
     if node.op != "call_function":
-        return _CHECKS[node.op](str(node.target), where)
+        _CHECKS[node.op](str(node.target), where)
+        return str(node.target)
     assert callable(node.target)
     try:
         path = function_path(node.target, encoder.allow)
@@ -125,7 +128,7 @@ def _decode_node(row: dict[str, Any], graph: Graph, decoder: Decoder) -> Node:
         path, target = target, find_function(target, decoder.allow)
         _check_arguments(op, path, target, args, kwargs, decoder.allow, where)
     elif op in _CHECKS:
-        _CHECKS[op](target, where)
+        target = _CHECKS[op](target, where)
         _check_default(op, args, where)
         _check_arguments(op, target, None, args, kwargs, decoder.allow, where)
     else:
@@ -144,6 +147,8 @@ def _check_arguments(
     op: str, path: str, target: Any, args: Any, kwargs: Any, allow: tuple[str, ...], where: str
 ) -> None:
     """Arguments of a call, but for operators that ``allow`` names one by one."""
+    if kwargs:
+        check_keywords(target if op == "call_function" else None, kwargs, where)
     if path in allow:
         return
     try:
@@ -165,7 +170,7 @@ def check_targets(graph: Graph, module: nn.Module, where: str) -> None:
         wanted: type = nn.Module if node.op == "call_module" else torch.Tensor
         if not isinstance(_lookup(module, str(node.target)), wanted):
             raise ArtifactError(
-                f"there is no {wanted.__name__.lower()} {node.target!r}",
+                f"there is no {wanted.__name__.lower()} {names.shown(label(str(node.target)))}",
                 where=f"{where}: node {node.name}".lstrip(": "),
             )
 

@@ -23,7 +23,7 @@ from backquant.artifact.growth import check_growth
 from backquant.artifact.inline import inlined
 from backquant.artifact.kernel_tensors import check_tensors
 from backquant.artifact.kernels import check_config
-from backquant.artifact.names import check_keyword, check_path
+from backquant.artifact.names import check_keyword, check_path, renamed
 from backquant.artifact.parts import check_attribute_names, check_module, hides_of_class
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
@@ -89,7 +89,7 @@ class ModuleEncoder:
             own = {k: v for k, v in vars(module).items() if not _is_left_out(module, k, v)}
             entry["attributes"] = self._values(module, own, path)
         entry["children"] = {
-            name: self.encode(child, check_path(f"{path}.{name}".lstrip("."), where))
+            name: self.encode(child, _checked(f"{path}.{name}".lstrip("."), where))
             for name, child in module._modules.items()
             if child is not None
         }
@@ -193,11 +193,10 @@ class ModuleDecoder:
         check_attribute_names(cls, entry, _INTERNAL, path)
         for name, value in entry.get("attributes", {}).items():
             module.__dict__[name] = self._decoder.decode(value)
-        self._fill(module, entry)
-        for name, child in entry.get("children", {}).items():
-            check_path(name, path)
+        self._fill(module, entry, path)
+        for name, child in renamed(entry.get("children", {}), path).items():
             module._modules[name] = self.decode(child, f"{path}.{name}".lstrip("."))
-        module._modules.update(dict.fromkeys(entry.get("absent", ())))
+        module._modules.update(dict.fromkeys(check_path(n, path) for n in entry.get("absent", ())))
         check_module(module, path)
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
@@ -206,20 +205,21 @@ class ModuleDecoder:
         module.training = entry["training"]
         return module
 
-    def _fill(self, module: nn.Module, entry: dict[str, Any]) -> None:
-        frozen = entry.get("frozen", ())
-        for name, value in entry.get("parameters", {}).items():
+    def _fill(self, module: nn.Module, entry: dict[str, Any], path: str) -> None:
+        frozen = {check_path(name, path) for name in entry.get("frozen", ())}
+        for name, value in renamed(entry.get("parameters", {}), path).items():
             tensor = self._decoder.decode(value)
             if tensor is not None:
                 _check_tensor(name, tensor)
                 tensor = self._decoder.tensors.parameter(tensor, name not in frozen)
             module._parameters[name] = tensor
-        for name, value in entry.get("buffers", {}).items():
+        for name, value in renamed(entry.get("buffers", {}), path).items():
             buffer = self._decoder.decode(value)
             if buffer is not None:
                 _check_tensor(name, buffer)
             module._buffers[name] = buffer
-        module._non_persistent_buffers_set = set(entry.get("non_persistent", ()))
+        hidden = entry.get("non_persistent", ())
+        module._non_persistent_buffers_set = {check_path(name, path) for name in hidden}
 
     def _graph_module(self, root: nn.Module, entry: dict[str, Any], path: str) -> nn.Module:
         graph = decode_graph(entry["graph"], self._decoder)
@@ -241,3 +241,9 @@ class ModuleDecoder:
 def _check_tensor(name: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         raise ArtifactError(f"{name} is no tensor", where=name)
+
+
+def _checked(path: str, where: str) -> str:
+    """``path`` as it is, if a file can hold it."""
+    check_path(path, where)
+    return path

@@ -2,22 +2,24 @@
 
 1. Methods are those of the table in ``backquant.artifact.operators``.
 2. Attributes, read with ``getattr``, are data of tensors and fields of torch's named tuples.
-3. Paths of modules and tensors consist of identifiers and numbers; arguments, keywords and nodes have an
-   identifier. All are ASCII, no keywords, and do not begin with two underscores (``backquant.identifiers``):
-   nothing that is compared here means another name after normalisation.
+3. Paths of modules and tensors consist of identifiers and numbers here: what a file has otherwise becomes a
+   name of ours. Arguments, keywords and nodes have an identifier. All are ASCII, no keywords, and do not
+   begin with two underscores: nothing that is compared means another name after normalisation.
 4. Keywords of a call are those of the operator's schema, or of the function's signature (``keywords.py``).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import torch
 
 from backquant.artifact.operators import is_method
 from backquant.errors import ArtifactError
-from backquant.identifiers import is_identifier
+from backquant.identifiers import identifier, is_identifier
 
 _words = re.compile(r"\w+").findall
 _DATA = frozenset(
@@ -27,6 +29,7 @@ _DATA = frozenset(
         "shape type"
     )
 )
+_PATH = re.compile(r"[^\x00-\x1f\x7f\"'\\\\{}]{1,1024}")
 _LONGEST = 200  # characters of a foreign name that an error shows
 
 
@@ -102,17 +105,32 @@ def is_usable(name: object) -> bool:
 
 
 def check_path(path: str, where: str) -> str:
-    """``path`` if it can be the path of a module or tensor in a graph.
+    """The path of a module or tensor in a graph, as it is here: what is not usable becomes a name of ours,
+    from which ``backquant.identifiers.label`` reads the stored one.
 
-    >>> check_path("layers.0.weight", "node layers_0")
-    'layers.0.weight'
+    >>> check_path("layers.0.weight", "node w"), check_path("layers.in.\xb5", "node layers_in")
+    ('layers.0.weight', 'layers.bqname_in.bqname__b5_')
     """
-    parts = path.split(".") if isinstance(path, str) else [path]
-    if not all(is_usable(part) or _is_index(part) for part in parts):
+    parts = path.split(".") if isinstance(path, str) else [""]
+    if not all(_PATH.fullmatch(part) and not part.startswith("__") for part in parts):
         raise ArtifactError(
             f"{shown(path)} is no path of a module or tensor", where=where, fix="rename the module"
         )
-    return path
+    return ".".join(
+        part if is_usable(part) or _is_index(part) else identifier(part) for part in parts
+    )
+
+
+def renamed(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A table of modules or tensors of a module by the names that they have here. No two become one.
+
+    >>> renamed({"a": 1, "in": 2}, "the model")
+    {'a': 1, 'bqname_in': 2}
+    """
+    found = {check_path(name, where): value for name, value in table.items()}
+    if len(found) < len(table) or any("." in name for name in found):
+        raise ArtifactError("names of modules or tensors that are no different ones", where=where)
+    return found
 
 
 def _is_index(name: object) -> bool:

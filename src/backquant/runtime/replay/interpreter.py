@@ -57,7 +57,7 @@ def _embed(graph: Any, values: list[Any]) -> None:
 
 
 def _constant(graph: Any, value: Any, first: Any) -> Any:
-    if isinstance(value, torch.ScriptObject):
+    if isinstance(value, (torch.ScriptObject, torch.device, str)):
         return graph.insertConstant(value)
     node = graph.create("prim::Constant")
     if isinstance(value, torch.Tensor):

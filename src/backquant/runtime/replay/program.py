@@ -3,8 +3,8 @@
 The graph runs as it is written: no optimisation merges or reorders what writes into memory that its
 schema does not name (oneDNN's accumulating convolution does).
 
-The graph's text form is the one that ``interpreter`` reads; types of arguments are those of the operators'
-schemas.
+The graph's text form is the one that ``interpreter`` reads: numbers, numbered values, and names and types of
+the operators' schemas. Texts, devices, tensors and packed weights enter as objects.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Text:
     def __init__(self) -> None:
         self.literals: list[str] = []
         self.unwritable: dict[str, float] = {}
-        self.objects: dict[str, tuple[str, torch.ScriptObject]] = {}
+        self.objects: dict[str, tuple[str, torch.ScriptObject | torch.device | str]] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._made = 0
 
@@ -144,14 +144,22 @@ class _Text:
         if value is None:
             return self._literal("NoneType", "")
         if isinstance(value, str):
-            return self._literal("str", f'"{value}"')
+            return self._embedded("str", value)
         if isinstance(value, torch.device):
-            return self._literal("Device", f'"{value}"')
+            return self._embedded("Device", value)
         if isinstance(value, torch.ScriptObject):
             return self._object(value, kind)
         if isinstance(value, tuple):
             return self._list(value, _without(kind, "Optional["), lists)
         return self._number(value, _without(kind, "Optional["))
+
+    def _embedded(self, kind: str, value: str | torch.device) -> str:
+        """A text or a device: first an input of the graph, so that no text of a model is in the text form."""
+        key = (kind, str(value))
+        if key not in self._names:
+            self._names[key] = self._new("text")
+            self.objects[self._names[key]] = kind, value
+        return self._names[key]
 
     def _object(self, value: torch.ScriptObject, kind: str) -> str:
         """A packed weight: first an input of the graph, since the text form cannot hold it."""
