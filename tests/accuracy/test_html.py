@@ -14,7 +14,7 @@ from backquant.accuracy.twin import Twin
 
 
 class Page(HTMLParser):
-    VOID = frozenset({"meta", "rect", "polyline"})
+    VOID = frozenset({"meta"})
 
     def __init__(self, text: str) -> None:
         super().__init__()

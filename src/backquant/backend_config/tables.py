@@ -12,7 +12,6 @@ A row is a run of entries that differ in their operators only. Columns:
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +34,7 @@ from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.dtypes import Granularity
+from backquant.markup import Child, markdown, table, tag
 
 #: Field of ``SupportRow`` → heading.
 COLUMNS = {
@@ -291,25 +291,17 @@ def to_markdown(config: BackendConfig) -> str:
     """
     rows = support_rows(config)
     legend = _legend(rows)
-    lines = [f"- **{letter}** {_escape(text)}" for text, letter in legend.items()]
+    lines = [f"- **{letter}** {markdown(text)}" for text, letter in legend.items()]
     lines += [""] if lines else []
     lines += [_markdown_row(COLUMNS.values()), _markdown_row("---" for _ in COLUMNS)]
     for row in rows:
-        cells = ("<br>".join(map(_escape, cell)) for cell in _cells(row, legend))
+        cells = ("<br>".join(map(markdown, cell)) for cell in _cells(row, legend))
         lines.append(_markdown_row(cells))
     return "\n".join(lines) + "\n"
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _escape(text: str) -> str:
-    """Text in which Markdown and HTML find no markup."""
-    escaped = html.escape(text, quote=False)
-    for mark in "\\`*_[]|":
-        escaped = escaped.replace(mark, f"\\{mark}")
-    return " ".join(escaped.split())
 
 
 def to_html(config: BackendConfig) -> str:
@@ -320,21 +312,18 @@ def to_html(config: BackendConfig) -> str:
     """
     rows = support_rows(config)
     legend = _legend(rows)
-    terms = "".join(
-        f"<dt>{html.escape(letter)}</dt><dd>{html.escape(text)}</dd>"
-        for text, letter in legend.items()
+    terms = (
+        part for text, letter in legend.items() for part in (tag("dt", letter), tag("dd", text))
     )
-    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in COLUMNS.values())
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{_html_cell(cell)}</td>" for cell in _cells(row, legend)) + "</tr>"
-        for row in rows
+    lines = (
+        tag("tr", *(tag("td", *_on_lines(cell)) for cell in _cells(row, legend))) for row in rows
     )
-    return (
-        f'<div class="backquant-support">\n<dl>{terms}</dl>\n<table>\n'
-        f"<caption>{html.escape(_title(config))}</caption>\n"
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
+    support = table(
+        (tag("th", name, scope="col") for name in COLUMNS.values()), lines, _title(config)
     )
+    return "".join(tag("div", tag("dl", *terms), support, class_="backquant-support").written())
 
 
-def _html_cell(lines: tuple[str, ...]) -> str:
-    return "<br>".join(html.escape(line) for line in lines)
+def _on_lines(texts: Iterable[str]) -> Iterator[Child]:
+    for at, text in enumerate(texts):
+        yield from (tag("br"), text) if at else (text,)

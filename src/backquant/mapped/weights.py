@@ -87,7 +87,7 @@ def _indexed(path: Path) -> WeightFiles:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         files = {str(name): path.parent / Path(str(file)).name for name, file in table.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(
             f"{path} is no index of safetensors files: {first_line(error)}",
             where=str(path),

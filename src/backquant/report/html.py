@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
+from backquant import markup
 from backquant.files import write_text
+from backquant.report import page
 from backquant.report.grouping import by_cost, kernel_counts, refusals, rules_differ
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, Drawing, lay_out
 from backquant.report.model import Report, Row
 from backquant.report.paragraphs import paragraphs
 from backquant.report.share import advice, computed_once, percent, share_words, without_cost
-from backquant.report.template import page_template
 from backquant.report.text import human_bytes, summary
 
 _LABEL_LENGTH = 24
 _SHOWN = 6  # reasons by cost
-_STATES = {
-    "quantized": "quantized",
-    "integers": "float, run on integers",
-    "float": "float",
-}
+_FOOTER = (
+    "Written by backquant. This page needs no network. Drag the graph to move it, turn the wheel to zoom, "
+    "click an operator for everything about it; operators that share its qparams are outlined with dashes."
+)
 
 
 def render_html(report: Report) -> str:
@@ -32,33 +31,35 @@ def render_html(report: Report) -> str:
     """
     rows = report.operators
     drawing = lay_out([row.node for row in rows], _drawn_inputs(report))
-    most = max((row.multiply_adds for row in rows), default=0)
-    return page_template("report").render(
-        report=report,
-        title=report.model or report.backend,
-        summary=summary(report),
-        cards=_cards(report),
-        states={state: sum(row.state == state for row in rows) for state in _STATES},
-        state_names=_STATES,
-        rules_differ=rules_differ(report),
-        kernels=kernel_counts(report),
-        paragraphs=paragraphs(refusals(report.float_rows)),
-        costly=_costly(report),
-        free=without_cost(refusals(report.float_rows)),
-        rows=rows,
-        unlowered=[
-            r for r in report.unlowered if r.node not in {f.node for f in report.float_rows}
-        ],
-        groups=_groups(report),
-        drawing=drawing,
-        boxes=[_box(row, drawing) for row in rows],
-        edges=[_edge(edge.source, edge.target, edge.points) for edge in drawing.edges],
-        box_width=BOX_WIDTH,
-        box_height=BOX_HEIGHT,
-        share=lambda row: round(100 * row.multiply_adds / most, 1) if most else 0,
-        details=_script_json({row.node: _details(row) for row in rows}),
-        kin=_script_json({row.node: _kin(row) for row in rows if _kin(row)}),
-        first=_script_json(_first(report)),
+    states = page.States({state: sum(row.state == state for row in rows) for state in page.STATES})
+    title = report.model or report.backend
+    refused = {row.node for row in report.float_rows}
+    data = {
+        "details": {row.node: _details(row) for row in rows},
+        "kin": {row.node: _kin(row) for row in rows if _kin(row)},
+        "first": _first(report),
+        "size": {"width": BOX_WIDTH, "height": BOX_HEIGHT},
+    }
+    stage = page.drawn(
+        (_box(row, drawing) for row in rows),
+        (_edge(edge.source, edge.target, edge.points) for edge in drawing.edges),
+        (drawing.width, drawing.height),
+    )
+    return markup.page(
+        f"{title} on {report.backend} · backquant",
+        markup.Assets("report", ("page.css",), "page.js", data),
+        page.header(report, title, _cards(report), states.bar(summary(report))),
+        markup.tag(
+            "main",
+            *page.costs(_costly(report), without_cost(refusals(report.float_rows))),
+            *page.graph(states, stage),
+            *page.refused(paragraphs(refusals(report.float_rows)), report.backend),
+            *page.without_kernel(one for one in report.unlowered if one.node not in refused),
+            *page.kernels(kernel_counts(report)),
+            *page.operators(rows, states, has_rules=rules_differ(report)),
+            *page.groups(_groups(report)),
+        ),
+        markup.tag("footer", _FOOTER),
     )
 
 
@@ -68,12 +69,6 @@ def save_html(report: Report, path: str | os.PathLike[str]) -> None:
     Raises ``UsageError`` where that is not possible.
     """
     write_text(path, render_html(report), "save_html(path)")
-
-
-def _script_json(value: Any) -> str:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(value)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _cards(report: Report) -> list[tuple[str, str, str]]:
@@ -183,7 +178,7 @@ def _details(row: Row) -> list[tuple[str, str]]:
         cost = f"{cost} not counted: {', '.join(row.uncounted)}".lstrip()
     pairs = [
         ("operator", row.operator),
-        ("outcome", _STATES[row.state]),
+        ("outcome", page.STATES[row.state]),
         ("module", row.module_path),
         ("fused from", ", ".join(row.fused)),
         ("kernel", row.kernel),

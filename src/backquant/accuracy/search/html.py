@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from backquant.accuracy.figures import decibel_text, decibels
+from backquant.accuracy.html import FOOTER, column_class, heading, ranking
 from backquant.accuracy.search.result import SearchResult
 from backquant.accuracy.search.text import (
     ROW_HEADS,
     TRIAL_HEADS,
-    answer,
     cells,
     combination_name,
     row_cells,
 )
-from backquant.report.template import page_template
+from backquant.markup import Assets, Element, page, tag
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 860.0, 34.0, 340.0
 _WIDTH, _HEIGHT = 900, 390
@@ -38,6 +38,50 @@ def search_page(found: SearchResult) -> str:
         cards.append(("one call", f"{best.ms:.3g} ms", f"{best.float_ms:.3g} ms in float"))
     cards.append(("weights", f"{best.bytes / 1e6:.3g} MB", f"{best.bitops:.3g} bit-operations"))
     plot = _Plot(found)
+    title = found.model.record.model or "model"
+    backend = found.model.backend_config.name
+    where = f"on {backend}: search within {found.budget}"
+    return page(
+        f"{title} on {backend}: search · backquant",
+        Assets("accuracy", ("style.css", "search.css")),
+        heading(title, where, cards, *_hindrances(found)),
+        tag("main", *_front(plot), *_tables(found)),
+        tag("footer", FOOTER),
+    )
+
+
+def _hindrances(found: SearchResult) -> Iterator[Element]:
+    if found.hindrance:
+        yield tag("p", f"In the way: {found.hindrance}", class_="panel hindrance")
+    if found.stopped:
+        yield tag("p", f"Stopped before its end: {found.stopped}", class_="panel hindrance")
+
+
+def _front(plot: _Plot) -> Iterator[Element]:
+    limits = list(plot.limits())
+    dashes = ", dashes are the budget" if limits else ""
+    yield tag("h2", "What accuracy costs")
+    yield tag(
+        "p",
+        "Line: the best that can be chosen, as predicted after all corrections. Dots: combinations that were "
+        f"made and measured; filled ones keep to the budget, the circle is the answer{dashes}. Combinations "
+        "without any error are drawn at the top.",
+        class_="soft",
+    )
+    lines = (tag("line", class_="limit", x1=a, y1=b, x2=c, y2=d) for a, b, c, d in limits)
+    svg = tag(
+        "svg",
+        *plot.axes(),
+        *lines,
+        *plot.marks(),
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+        role="img",
+        aria_label=f"Pareto front of {plot.x_name} and SQNR",
+    )
+    yield tag("div", svg, class_="panel plot")
+
+
+def _tables(found: SearchResult) -> Iterator[Element]:
     trials = [
         (
             combination_name(found, trial),
@@ -46,21 +90,16 @@ def search_page(found: SearchResult) -> str:
         )
         for trial in found.trials
     ]
-    return page_template("accuracy.search", "accuracy").render(
-        title=found.model.record.model or "model",
-        backend=found.model.backend_config.name,
-        budget=str(found.budget),
-        answer=answer(found),
-        cards=cards,
-        hindrance=found.hindrance,
-        stopped=found.stopped,
-        plot=plot.drawn(),
-        limits=list(plot.limits()),
-        tables=[
-            ("What each operator became", ROW_HEADS, [row_cells(row) for row in found.rows], 3),
-            ("What was tried", TRIAL_HEADS, trials, 2),
-        ],
-    )
+    for title, heads, rows, words in (
+        ("What each operator became", ROW_HEADS, [row_cells(row) for row in found.rows], 3),
+        ("What was tried", TRIAL_HEADS, trials, 2),
+    ):
+        lines = (
+            tag("tr", *(tag("td", c, class_=column_class(at, words)) for at, c in enumerate(row)))
+            for row in rows
+        )
+        yield tag("h2", title)
+        yield ranking(heads, lines, words)
 
 
 class _Plot:
@@ -90,32 +129,35 @@ class _Plot:
         share = (min(max(level, self.low), self.high) - self.low) / (self.high - self.low)
         return round(_BOTTOM - (_BOTTOM - _TOP) * share, 1)
 
-    def drawn(self) -> dict[str, Any]:
+    @property
+    def x_name(self) -> str:
+        return "milliseconds of one call" if self.is_timed else "bit-operations"
+
+    def axes(self) -> Iterator[Element]:
+        """Lines of the grid with their numbers, and the names of both axes."""
+        for cost in round_ticks(0.0, self.most):
+            x = self.x(cost)
+            yield tag("line", class_="grid", x1=x, y1=_TOP, x2=x, y2=_BOTTOM)
+            yield tag("text", f"{cost:.3g}", x=x, y=_BOTTOM + 18, text_anchor="middle")
+        for level in round_ticks(self.low, self.high):
+            y = self.y(level)
+            yield tag("line", class_="grid", x1=_LEFT, y1=y, x2=_RIGHT, y2=y)
+            yield tag("text", f"{level:g}", x=_LEFT - 8, y=y + 4, text_anchor="end")
+        yield tag("text", self.x_name, x=_RIGHT, y=_BOTTOM + 36, text_anchor="end")
+        yield tag("text", "SQNR of the outputs, dB", x=_LEFT, y=_TOP - 10)
+
+    def marks(self) -> Iterator[Element]:
+        """The front, and what was tried."""
         found = self.found
-        return {
-            "width": _WIDTH,
-            "height": _HEIGHT,
-            "left": _LEFT,
-            "right": _RIGHT,
-            "top": _TOP,
-            "bottom": _BOTTOM,
-            "x_name": "milliseconds of one call" if self.is_timed else "bit-operations",
-            "x_ticks": [(self.x(cost), f"{cost:.3g}") for cost in round_ticks(0.0, self.most)],
-            "y_ticks": [
-                (self.y(level), f"{level:g}") for level in round_ticks(self.low, self.high)
-            ],
-            "line": " ".join(f"{self.x(cost)},{self.y(level)}" for cost, level in self.front),
-            "dots": [
-                {
-                    "x": self.x(cost),
-                    "y": self.y(level),
-                    "kept": not trial.misses(found.budget),
-                    "best": trial.picks == found.best.picks,
-                    "tip": f"{combination_name(found, trial)}: {', '.join(filter(None, cells(trial)))}",
-                }
-                for trial, (cost, level) in zip(found.trials, self.trials, strict=True)
-            ],
-        }
+        line = " ".join(f"{self.x(cost)},{self.y(level)}" for cost, level in self.front)
+        yield tag("polyline", class_="front", points=line)
+        for trial, (cost, level) in zip(found.trials, self.trials, strict=True):
+            x, y = self.x(cost), self.y(level)
+            tip = f"{combination_name(found, trial)}: {', '.join(filter(None, cells(trial)))}"
+            kept = "missed" if trial.misses(found.budget) else "kept"
+            yield tag("circle", tag("title", tip), class_=kept, cx=x, cy=y, r=5)
+            if trial.picks == found.best.picks:
+                yield tag("circle", class_="best", cx=x, cy=y, r=10)
 
     def _times(self) -> list[float]:
         """Milliseconds that the budget allows."""
