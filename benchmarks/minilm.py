@@ -120,7 +120,7 @@ def quantized_models(encoder: Encoder, tokens: Any) -> dict[str, Any]:
     """Statically with default settings and with a recipe, statically as PyTorch's default mapping asks, and
     dynamically."""
     calibration = [tokens(batch) for batch in batches(CALIBRATION)]
-    dynamic = backquant.QConfigMapping().set_global(backquant.per_channel_dynamic_qconfig)
+    dynamic = backquant.QConfigMapping().set_global(backquant.qconfig.per_channel_dynamic_qconfig)
     everything = backquant.default_mapping("x86").set_module_name_regex(
         "", backquant.get_default_qconfig("x86")
     )

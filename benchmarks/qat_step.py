@@ -52,7 +52,7 @@ def variants(model: nn.Module, x: torch.Tensor) -> dict[str, Variant]:
         model,
         backquant.get_default_qat_qconfig_mapping("x86"),
         x,
-        backend_config=backquant.get_x86_backend_config(),
+        backend_config=backquant.backend_config.get_x86_backend_config(),
     )
     theirs = prepared_by_torch(model, x)
     made = {"float": copy.deepcopy(model), "ours": ours, "torch.ao": theirs}

@@ -28,8 +28,8 @@ FOLDER = Path(__file__).parents[1] / "tests" / "artifact" / "corpus"
 DYNAMIC = (
     QConfigMapping()
     .set_global(default_dynamic_qconfig)
-    .set_object_type(nn.Embedding, backquant.float_qparams_weight_only_qconfig)
-    .set_object_type(nn.EmbeddingBag, backquant.float_qparams_weight_only_qconfig)
+    .set_object_type(nn.Embedding, backquant.qconfig.float_qparams_weight_only_qconfig)
+    .set_object_type(nn.EmbeddingBag, backquant.qconfig.float_qparams_weight_only_qconfig)
 )
 
 

@@ -48,11 +48,12 @@ import torch
 from torch import nn
 
 import backquant
-from backquant import QConfigMapping, default_dynamic_qconfig, float_qparams_weight_only_qconfig
+from backquant import QConfigMapping, default_dynamic_qconfig
 from backquant.artifact import store
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.artifact.functions import _all_torch_functions, _functions
 from backquant.errors import ArtifactError, BackquantError, EngineError
+from backquant.qconfig import float_qparams_weight_only_qconfig
 
 OUTCOMES = ("equal", "other numbers", "refused", "error of the call")
 DEFECTS = ("raw error of load", "raw error of the call", "guard changed", "memory of load")

@@ -84,7 +84,9 @@ def prepare_ours(task: Task) -> Prepared:
 
 def prepare_ours_dynamic(task: Task) -> Prepared:
     """Linear layers and convolutions, whose activations are quantized at each call."""
-    return _ours(task, backquant.QConfigMapping().set_global(backquant.per_channel_dynamic_qconfig))
+    return _ours(
+        task, backquant.QConfigMapping().set_global(backquant.qconfig.per_channel_dynamic_qconfig)
+    )
 
 
 def _ours(task: Task, mapping: backquant.QConfigMapping | None) -> Prepared:

@@ -4,42 +4,39 @@
     report = backquant.explain(model, example_inputs, backend="qnnpack")
     backquant.save(quantized, "model.bq")
 
-Every public name of the rooms below is importable from here; a room is imported when one of its
-names is first asked for, so that ``import backquant`` itself costs nothing.
+``__init__.pyi`` lists the names that are importable from here, and the rooms that have them; all others
+are public in their room (``backquant.observe``, ``backquant.dtypes``, …). A room is imported when one of
+its names is first asked for, so that ``import backquant`` itself costs nothing.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
 from backquant.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from backquant.api import *
-    from backquant.artifact import *
-    from backquant.backend_config import *
-    from backquant.conformance import *
-    from backquant.dtypes import *
-    from backquant.errors import *
-    from backquant.interop import *
-    from backquant.observe import *
-    from backquant.qconfig import *
+_LISTED = re.compile(r"^from (backquant[\w.]*) import \(?\s*(\w+) as \2\b", re.MULTILINE)
+_rooms: dict[str, str] = {}
 
-_ROOMS = (
-    "errors", "dtypes", "backend_config", "observe", "qconfig", "artifact", "api", "interop", "conformance",
-)  # fmt: skip
+
+def _listed() -> dict[str, str]:
+    """The room of every name that ``__init__.pyi`` lists."""
+    if not _rooms:
+        text = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+        found = {name: room for room, name in _LISTED.findall(text)}
+        _rooms.update({name: room for name, room in found.items() if name != "__version__"})
+    return _rooms
 
 
 def __getattr__(name: str) -> Any:
-    """The public name ``name`` of the first room that has it; ``__all__`` are the names of all rooms."""
+    """The public name ``name``, or the room that is called so; ``__all__`` are the names of no room."""
     if name == "__all__":
-        return [public for public in __dir__() if public not in _ROOMS]
-    if not name.startswith("_") and name not in _ROOMS:
-        for room in _ROOMS:
-            module = importlib.import_module(f"backquant.{room}")
-            if name in module.__all__:
-                return getattr(module, name)  # not kept here: names are spelled by their rooms
+        return sorted(public for public, room in _listed().items() if room != "backquant")
+    if not name.startswith("_") and _listed().get(name, "backquant") != "backquant":
+        return getattr(importlib.import_module(_listed()[name]), name)  # names are spelled by rooms
     try:
         return importlib.import_module(f"backquant.{name}")
     except ModuleNotFoundError as error:
@@ -49,7 +46,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    names = {"__version__", *_ROOMS}
-    for room in _ROOMS:
-        names.update(importlib.import_module(f"backquant.{room}").__all__)
-    return sorted(names)
+    return sorted({"__version__", *_listed()})

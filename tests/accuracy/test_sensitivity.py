@@ -27,7 +27,7 @@ def test_what_hurts_most_comes_first() -> None:
     few = backquant.MinMaxObserver.with_args(
         dtype=torch.qint8, qscheme=torch.per_tensor_symmetric, quant_min=-4, quant_max=3
     )
-    coarse = backquant.QConfig(backquant.default_observer, few)
+    coarse = backquant.QConfig(backquant.observe.default_observer, few)
     mapping = backquant.QConfigMapping().set_global(backquant.default_qconfig)
     mapping.set_module_name("2", coarse)
     found = backquant.sensitivity(

@@ -14,16 +14,14 @@ from torch import nn
 from torch.ao.quantization import quantize_fx
 
 import backquant
-from backquant import (
-    QConfigMapping,
-    default_dynamic_qconfig,
+from backquant import QConfigMapping, default_dynamic_qconfig, get_default_qconfig_mapping
+from backquant.errors import CalibrationError, CoverageError
+from backquant.qconfig import (
     float16_dynamic_qconfig,
     float_qparams_weight_only_qconfig,
     float_qparams_weight_only_qconfig_4bit,
-    get_default_qconfig_mapping,
     per_channel_dynamic_qconfig,
 )
-from backquant.errors import CalibrationError, CoverageError
 
 ENGINES = ("x86", "fbgemm", "qnnpack", "onednn")
 

@@ -12,15 +12,11 @@ from torch import nn
 from torch.ao.quantization import quantize_dynamic as theirs
 
 import backquant
-from backquant import (
-    UsageError,
-    default_dynamic_qconfig,
-    float16_dynamic_qconfig,
-    per_channel_dynamic_qconfig,
-    quantize_dynamic,
-)
+from backquant import UsageError, default_dynamic_qconfig
+from backquant.api import quantize_dynamic
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.quantized import packing_for
+from backquant.qconfig import float16_dynamic_qconfig, per_channel_dynamic_qconfig
 
 
 class Tagger(nn.Module):
@@ -150,6 +146,6 @@ def test_bad_requests(
 
 def test_a_single_layer(words: torch.Tensor) -> None:
     linear = nn.Linear(5, 3)
-    quantized = backquant.quantize_dynamic(linear)
+    quantized = backquant.api.quantize_dynamic(linear)
     assert isinstance(quantized, KernelModule)
     assert (quantized(words.float()) - linear(words.float())).abs().max() < 0.2

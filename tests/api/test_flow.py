@@ -18,7 +18,7 @@ from backquant.errors import CaptureError, InputError, UsageError
 from backquant.observe import MinMaxObserver
 
 MAPPING = backquant.get_default_qconfig_mapping("x86")
-X86 = backquant.get_x86_backend_config()
+X86 = backquant.backend_config.get_x86_backend_config()
 # what PyTorch has not: operators that ``quantize`` leaves in float by default
 assert X86.defaults is not None
 X86.set_defaults(replace(X86.defaults, leave_float=()))
@@ -55,7 +55,7 @@ def test_converting_leaves_the_prepared_model_as_it_is(net: nn.Module, image: to
 def test_a_backend_without_an_engine_gives_the_reference_model(
     net: nn.Module, image: torch.Tensor
 ) -> None:
-    config = backquant.get_tensorrt_backend_config()
+    config = backquant.backend_config.get_tensorrt_backend_config()
     mapping = backquant.get_default_qconfig_mapping("tensorrt")
     steps = backquant.prepare_fx(net.eval(), mapping, image, backend_config=config)
     steps(image)
@@ -209,7 +209,7 @@ def test_stubs_pass_through_a_trace() -> None:
     x = torch.randn(4, 3, 8, 8)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     results = []
-    for model in (net, backquant.QuantWrapper(net)):
+    for model in (net, backquant.nn.QuantWrapper(net)):
         steps = backquant.prepare_fx(model, MAPPING, x)
         steps(x)
         results.append(backquant.convert_fx(steps)(x))

@@ -77,7 +77,7 @@ def test_refusals(tmp_path: Path, snapshot: Callable[..., None]) -> None:
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     data = [torch.ones(2, 4)]
     observer = backquant.MovingAverageMinMaxObserver.with_args(dtype=torch.quint8)
-    weight = backquant.default_per_channel_weight_observer
+    weight = backquant.observe.default_per_channel_weight_observer
     averages = backquant.QConfigMapping().set_global(backquant.QConfig(observer, weight))
     with pytest.raises(ConfigError) as caught:
         backquant.quantize_files(

@@ -10,7 +10,8 @@ from torch import nn
 from torch.ao import quantization as tq
 
 import backquant
-from backquant import ConfigError, UsageError, fuse_modules, fuse_modules_qat
+from backquant import ConfigError, UsageError
+from backquant.api import fuse_modules, fuse_modules_qat
 
 
 class Net(nn.Module):

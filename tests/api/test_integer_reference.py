@@ -222,7 +222,7 @@ def test_products_of_activations_at_each_call(tmp_path: Path) -> None:
     torch.manual_seed(0)
     path, pair = tmp_path / "calls.yaml", (torch.randn(2, 3, 8), torch.randn(2, 8, 5))
     path.write_text(AT_EACH_CALL_SPEC)
-    weight = backquant.default_weight_observer
+    weight = backquant.observe.default_weight_observer
     made = {}
     for dtype, more in ((torch.quint8, {}), (torch.int8, {"granularity": "per_token"})):
         given = backquant.PlaceholderObserver.with_args(dtype=dtype, is_dynamic=True, **more)
@@ -287,7 +287,7 @@ def test_weights_in_groups(arithmetic: str, tmp_path: Path, snapshot: Callable[.
 
 
 def test_what_has_no_integer_arithmetic_is_refused(snapshot: Callable[..., None]) -> None:
-    mapping = QConfigMapping().set_global(backquant.float16_dynamic_qconfig)
+    mapping = QConfigMapping().set_global(backquant.qconfig.float16_dynamic_qconfig)
     x = torch.randn(2, 4)
     with pytest.raises(EngineError) as caught:
         converted(nn.Sequential(nn.Linear(4, 4)), x, mapping, get_backend_config("x86"))

@@ -80,7 +80,7 @@ def test_a_prepared_model_holds_the_models_own_weights() -> None:
         model,
         get_default_qconfig_mapping("x86"),
         batch(),
-        backend_config=backquant.get_x86_backend_config(),
+        backend_config=backquant.backend_config.get_x86_backend_config(),
     )
     mine, theirs = storages(model), storages(prepared)
     shared = [model.other, model.layer_norm, *model.fc]
@@ -95,7 +95,7 @@ def test_kernels_hold_the_integers_of_the_reference_model() -> None:
         model,
         get_default_qconfig_mapping("x86"),
         batch(),
-        backend_config=backquant.get_x86_backend_config(),
+        backend_config=backquant.backend_config.get_x86_backend_config(),
     )
     prepared(batch())
     reference = convert_to_reference(prepared)

@@ -119,7 +119,7 @@ def test_weight_only(backend: str, qconfig: str, round_trip: Again) -> None:
 
 def test_after_training(round_trip: Again) -> None:
     mapping = backquant.get_default_qat_qconfig_mapping("x86")
-    config = backquant.get_x86_backend_config()
+    config = backquant.backend_config.get_x86_backend_config()
     prepared = backquant.prepare_qat_fx(Zoo(), mapping, IMAGES, backend_config=config)
     prepared(IMAGES).sum().backward()
     check(backquant.convert_fx(prepared.eval()), (IMAGES,), round_trip)
@@ -127,7 +127,7 @@ def test_after_training(round_trip: Again) -> None:
 
 def test_the_steps_by_name(round_trip: Again) -> None:
     mapping = backquant.get_default_qconfig_mapping("onednn")
-    config = backquant.get_onednn_backend_config()
+    config = backquant.backend_config.get_onednn_backend_config()
     prepared = backquant.prepare_fx(Zoo().eval(), mapping, IMAGES, backend_config=config)
     prepared(IMAGES)
     model = backquant.convert_fx(prepared)
@@ -137,7 +137,8 @@ def test_the_steps_by_name(round_trip: Again) -> None:
 
 def test_other_observers(round_trip: Again) -> None:
     qconfig = QConfig(
-        backquant.MinMaxObserver.with_args(reduce_range=True), backquant.default_weight_observer
+        backquant.MinMaxObserver.with_args(reduce_range=True),
+        backquant.observe.default_weight_observer,
     )
     mapping = QConfigMapping().set_global(qconfig)
     check(

@@ -27,7 +27,7 @@ def _prepared(mapping=None):
         model,
         mapping or backquant.get_default_qat_qconfig_mapping("x86"),
         torch.randn(2, 3, 4, 4),
-        backend_config=backquant.get_x86_backend_config(),
+        backend_config=backquant.backend_config.get_x86_backend_config(),
     )
     prepared(torch.randn(2, 3, 4, 4))
     return prepared
@@ -35,7 +35,7 @@ def _prepared(mapping=None):
 
 def _with(observer):
     fake = backquant.FakeQuantize.with_args(observer=observer)
-    weight = backquant.default_weight_fake_quant
+    weight = backquant.observe.default_weight_fake_quant
     return backquant.QConfigMapping().set_global(backquant.QConfig(fake, weight))
 
 

@@ -104,7 +104,7 @@ def test_check_repeats_itself_little(run: Run) -> None:
 def test_schema(run: Run) -> None:
     plain, data = run("schema"), run("schema", "--json")
     assert plain.status == 0 and plain.out == data.out
-    assert plain.data == backquant.json_schema()
+    assert plain.data == backquant.backend_config.json_schema()
     assert run("schema", "--of", "artifact").data["title"] == "backquant artifact"
 
 

@@ -30,7 +30,7 @@ def _trained(model, mapping=None):
         model.eval(),
         mapping or backquant.get_default_qat_qconfig_mapping("x86"),
         torch.randn(SHAPE),
-        backend_config=backquant.get_x86_backend_config(),
+        backend_config=backquant.backend_config.get_x86_backend_config(),
     )
     prepared(torch.randn(SHAPE))
     return prepared

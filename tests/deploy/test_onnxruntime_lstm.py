@@ -15,10 +15,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import backquant
-from backquant import QConfigMapping, default_dynamic_qconfig, per_channel_dynamic_qconfig
+from backquant import QConfigMapping, default_dynamic_qconfig
 from backquant.deploy import Exported
 from backquant.errors import CoverageError
 from backquant.nn.quantized.reference.stepped import lstm_step_by_step
+from backquant.qconfig import per_channel_dynamic_qconfig
 from backquant.runtime import QuantizedModel
 
 STEPS, BATCH, FEATURES, HIDDEN = 12, 3, 16, 24

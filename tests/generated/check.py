@@ -343,5 +343,5 @@ def _mapping(engine: str, choice: random.Random, embeds: bool) -> Any:
         mapping = backquant.default_mapping(_backend(engine))
     if embeds:
         for kind in (nn.Embedding, nn.EmbeddingBag):
-            mapping.set_object_type(kind, backquant.float_qparams_weight_only_qconfig)
+            mapping.set_object_type(kind, backquant.qconfig.float_qparams_weight_only_qconfig)
     return mapping

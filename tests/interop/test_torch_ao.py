@@ -184,8 +184,8 @@ def test_named_qconfigs_and_factories() -> None:
         other, own = getattr(tq, name), getattr(backquant, name, None)
         if own is None or name.startswith("get_"):
             continue
-        assert backquant.qconfig_equals(from_torch_ao(other), own), name
-        assert backquant.qconfig_equals(from_torch_ao(to_torch_ao(own)), own), name
+        assert backquant.qconfig.qconfig_equals(from_torch_ao(other), own), name
+        assert backquant.qconfig.qconfig_equals(from_torch_ao(to_torch_ao(own)), own), name
         compared += 1
     assert compared > 40
 
@@ -228,14 +228,14 @@ def test_custom_configs() -> None:
     assert entry.qconfig_mapping.global_qconfig == backquant.default_qconfig
     assert entry.example_inputs is inputs
     assert entry.backend_config == from_torch_ao(theirs("fbgemm"))
-    static = backquant.QuantType.STATIC
+    static = backquant.qconfig.QuantType.STATIC
     assert own.float_to_observed_mapping[static] == {nn.LSTM: quantizable.LSTM, nn.GRU: Observed}
     assert own.non_traceable_module_classes == [quantizable.LSTM]
     back = to_torch_ao(own)
     assert plain(back.to_dict().pop("float_to_observed_custom_module_class")) == plain(
         prepare.to_dict().pop("float_to_observed_custom_module_class")
     )
-    own.set_float_to_observed_mapping(nn.GRU, Observed, backquant.QuantType.DYNAMIC)
+    own.set_float_to_observed_mapping(nn.GRU, Observed, backquant.qconfig.QuantType.DYNAMIC)
     with pytest.raises(SpecError, match="only supported for static") as caught:
         to_torch_ao(own)
     assert caught.value.where == "PrepareCustomConfig"
@@ -259,8 +259,8 @@ def test_classes_enumerations_fusers() -> None:
     kind = torch_backends.ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
     assert from_torch_ao(kind) is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
     assert to_torch_ao(from_torch_ao(kind)) is kind
-    assert from_torch_ao(TorchQuantType.DYNAMIC) is backquant.QuantType.DYNAMIC
-    assert type(to_torch_ao(backquant.QuantType.DYNAMIC)) is TorchQuantType
+    assert from_torch_ao(TorchQuantType.DYNAMIC) is backquant.qconfig.QuantType.DYNAMIC
+    assert type(to_torch_ao(backquant.qconfig.QuantType.DYNAMIC)) is TorchQuantType
     bounded = torch_backends.DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)
     assert to_torch_ao(from_torch_ao(bounded)) == bounded
     fuser = to_torch_ao(SequentialFuser(intrinsic.LinearReLU))

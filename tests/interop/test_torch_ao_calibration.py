@@ -20,8 +20,8 @@ from torch.ao.quantization.quantize_fx import (
 )
 
 import backquant
-from backquant import with_torch_ao_calibration
 from backquant.errors import CalibrationError, UsageError
+from backquant.interop import with_torch_ao_calibration
 
 BACKENDS = {"x86": get_x86_backend_config, "qnnpack": get_qnnpack_backend_config}
 

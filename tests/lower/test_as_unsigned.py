@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import backquant
-from backquant import QConfig, QConfigMapping, default_symmetric_qnnpack_qconfig
+from backquant import QConfig, QConfigMapping
 from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.observe import MinMaxObserver
+from backquant.qconfig import default_symmetric_qnnpack_qconfig
 
 
 class Net(nn.Module):
@@ -38,7 +39,7 @@ def test_signed_activations_on_every_engine(engine: str, symmetric: bool, x: tor
     scheme = torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine
     activation = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=scheme, eps=2**-12)
     qconfig = QConfig(activation, default_symmetric_qnnpack_qconfig.weight)
-    config = backquant.get_qnnpack_backend_config().set_engine(engine)
+    config = backquant.backend_config.get_qnnpack_backend_config().set_engine(engine)
     mapping = QConfigMapping().set_global(qconfig)
     prepared = backquant.prepare_fx(Net().eval(), mapping, (x,), backend_config=config)
     prepared(x)
@@ -52,7 +53,7 @@ def test_signed_activations_on_every_engine(engine: str, symmetric: bool, x: tor
 
 
 def test_a_quantized_output_keeps_its_dtype(x: torch.Tensor) -> None:
-    config = backquant.get_qnnpack_backend_config()
+    config = backquant.backend_config.get_qnnpack_backend_config()
     mapping = QConfigMapping().set_global(default_symmetric_qnnpack_qconfig)
     custom = backquant.PrepareCustomConfig().set_output_quantized_indexes([0])
     model = nn.Sequential(nn.Linear(8, 4)).eval()

@@ -5,7 +5,7 @@ from torch import nn
 
 import backquant
 
-HALF = backquant.QConfigMapping().set_global(backquant.float16_static_qconfig)
+HALF = backquant.QConfigMapping().set_global(backquant.qconfig.float16_static_qconfig)
 
 
 def _casts(model: nn.Module, x: torch.Tensor) -> tuple[int, bool]:

@@ -73,7 +73,7 @@ def test_without_a_known_rank_it_is_folded_and_refuses_others(snapshot):
         prepared = backquant.prepare_fx(model, mapping, torch.zeros(1, 7), backend_config="x86")
     fused = (
         backquant.fuse_fx(model),
-        backquant.fuse_modules(model, ["0", "1"]),
+        backquant.api.fuse_modules(model, ["0", "1"]),
         prepared,
     )
     for module in fused:

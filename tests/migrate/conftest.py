@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
-import libcst as cst
 import pytest
 
 from backquant.migrate import FileResult, migrate_source
@@ -26,7 +26,7 @@ def migrated() -> Callable[[str], FileResult]:
 
     def run(code: str) -> FileResult:
         result = migrate_source(dedent(code).lstrip("\n"), "a.py")
-        cst.parse_module(result.after)
+        ast.parse(result.after)
         again = migrate_source(result.after, "a.py")
         assert again.after == result.after
         return result

@@ -48,14 +48,13 @@ def test_cells_are_one_program() -> None:
     assert sources[1] == [
         "%matplotlib inline\n",
         "!pip install torch\n",
-        "import backquant\n",
+        "import backquant.ao\n",
         "import torch",
     ]
-    assert sources[2] == ["# comment"]
+    assert sources[2] == ["from backquant.ao.quantization import quantize_fx\n", "# comment"]
     assert sources[3:6] == [cell["source"] for cell in CELLS[3:6]]
     assert sources[6] == [
-        "p = backquant.prepare_fx(model, "
-        "backquant.QConfigMapping().set_global(backquant.default_qconfig), x)\n",
+        'p = quantize_fx.prepare_fx(model, {"": backquant.ao.quantization.default_qconfig}, x)\n',
         "p\n",
     ]
     assert after["cells"][6]["outputs"] == CELLS[6]["outputs"]
@@ -82,13 +81,15 @@ def test_layouts(indent: int | None, end: str, ascii_only: bool) -> None:
     cell = code("from torch.quantization import QConfig  # é")
     before = json.dumps(notebook(cell), indent=indent, ensure_ascii=ascii_only) + end
     after = migrate_notebook(before).after
-    assert after == before.replace("torch.quantization", "backquant")
+    assert after == before.replace("torch.quantization", "backquant.ao.quantization")
 
 
 def test_a_source_as_one_string() -> None:
     cell = {"cell_type": "code", "source": "import torch\ntorch.quantization.QConfig\n"}
     after = migrate_notebook(written(notebook(cell))).after
-    assert json.loads(after)["cells"][0]["source"] == "import backquant\nbackquant.QConfig\n"
+    assert json.loads(after)["cells"][0]["source"] == (
+        "import backquant.ao\nimport torch\nbackquant.ao.quantization.QConfig\n"
+    )
 
 
 def test_findings_name_cell_and_line() -> None:
@@ -136,7 +137,7 @@ def test_other_languages_are_left_alone() -> None:
     assert migrate_notebook(before).after == before
 
 
-def test_removed_imports_do_not_move_cells() -> None:
+def test_imports_do_not_move_cells() -> None:
     cells = [
         code("import torch"),
         code("import torch.ao.quantization"),
@@ -146,9 +147,9 @@ def test_removed_imports_do_not_move_cells() -> None:
     ]
     after = json.loads(migrate_notebook(written(notebook(*cells))).after)
     assert ["".join(cell["source"]) for cell in after["cells"]] == [
-        "import backquant\nimport torch",
-        "",
-        "backquant.QConfig",
-        "def f():\n    import backquant as q",
+        "import torch",
+        "import torch, backquant.ao.quantization",
+        "backquant.ao.quantization.QConfig",
+        "def f():\n    import backquant.ao.quantization as q",
         "torch.zeros(1)",
     ]

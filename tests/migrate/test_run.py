@@ -10,7 +10,7 @@ from backquant.errors import UsageError
 from backquant.migrate import migrate_paths
 
 OLD = "from torch.ao.quantization import QConfig\n"
-NEW = "from backquant import QConfig\n"
+NEW = "from backquant.ao.quantization import QConfig\n"
 
 
 def put(path: Path, text: str) -> Path:

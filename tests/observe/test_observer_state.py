@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import backquant
-from backquant import UsageError, get_observer_state_dict, load_observer_state_dict
+from backquant import UsageError
+from backquant.observe import get_observer_state_dict, load_observer_state_dict
 
 
 def prepared(seed: int = 0, mapping: backquant.QConfigMapping | None = None) -> nn.Module:

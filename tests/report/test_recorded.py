@@ -53,7 +53,7 @@ def _quiet() -> Iterator[None]:
 
 def _prepared(flow: str) -> Any:
     mapping = bq.get_default_qconfig_mapping("x86")
-    backend = bq.get_x86_backend_config()
+    backend = bq.backend_config.get_x86_backend_config()
     if flow == "qat":
         mapping = bq.get_default_qat_qconfig_mapping("x86")
         return bq.prepare_qat_fx(Net().train(), mapping, IMAGE, backend_config=backend)
@@ -96,13 +96,16 @@ def test_inspect_shows_the_report_of_convert_fx(tmp_path: Path) -> None:
     prepared = _prepared("fx")
     prepared(IMAGE)
     bq.save(bq.convert_fx(prepared), tmp_path / "net.bq")
-    found = bq.describe(tmp_path / "net.bq").report
+    found = bq.artifact.describe(tmp_path / "net.bq").report
     assert found.model == "Net" and found.rows[0].node == "conv"
 
 
 def test_the_same_report_by_steps_as_in_one_call() -> None:
     net = Net().eval()
-    config, mapping = bq.get_x86_backend_config(), bq.get_default_qconfig_mapping("x86")
+    config, mapping = (
+        bq.backend_config.get_x86_backend_config(),
+        bq.get_default_qconfig_mapping("x86"),
+    )
     assert config.defaults is not None
     config.set_defaults(replace(config.defaults, leave_float=()))  # PyTorch has no such rules
     prepared = bq.prepare_fx(net, mapping, IMAGE, backend_config=config)

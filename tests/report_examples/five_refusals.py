@@ -67,7 +67,7 @@ def mapping() -> bq.QConfigMapping:
         .set_module_name("wide", bq.QConfig(activation, wide))
         .set_module_name("skip", None)
         .set_module_name("narrow", bq.QConfig(signed, full))
-        .set_object_type(torch.sigmoid, bq.QConfig(activation, bq.default_weight_observer))
+        .set_object_type(torch.sigmoid, bq.QConfig(activation, bq.observe.default_weight_observer))
         .set_module_name("decodr.fc", None)  # misspelt
     )
 

@@ -61,7 +61,7 @@ FLOWS: dict[str, Callable[[nn.Module, Path], Any]] = {
     "prepare for training": lambda model, _: _prepare_qat(model),
     "prepare an export": lambda model, _: _prepare_export(model),
     "fuse": lambda model, _: backquant.fuse_fx(model),
-    "dynamic": lambda model, _: backquant.quantize_dynamic(model, {nn.Linear}),
+    "dynamic": lambda model, _: backquant.api.quantize_dynamic(model, {nn.Linear}),
     "search": lambda model, _: backquant.search(model, [X], budget={"min_sqnr": 20}, times=None),
     "sensitivity": lambda model, _: backquant.sensitivity(model, data=[X]),
 }

@@ -118,7 +118,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "call": lambda folder: quantized()(X),
     "fx": lambda folder: flow(copy.deepcopy(MODEL)),
     "fx for training": lambda folder: flow(copy.deepcopy(MODEL), qat=True),
-    "dynamic": lambda folder: backquant.quantize_dynamic(copy.deepcopy(MODEL), {nn.Linear}),
+    "dynamic": lambda folder: backquant.api.quantize_dynamic(copy.deepcopy(MODEL), {nn.Linear}),
     "save and load": lambda folder: backquant.load(saved(folder)),
     "export to ONNX": lambda folder: backquant.export(
         quantized(backend="onnxruntime"), folder / "m.onnx", example_inputs=X

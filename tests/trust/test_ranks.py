@@ -96,7 +96,7 @@ def rows(number: int = 8) -> list[torch.Tensor]:
 def asking(observer: Any) -> QConfigMapping:
     activation = observer.with_args(dtype=torch.quint8)
     return QConfigMapping().set_global(
-        QConfig(activation, backquant.default_per_channel_weight_observer)
+        QConfig(activation, backquant.observe.default_per_channel_weight_observer)
     )
 
 

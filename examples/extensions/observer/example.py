@@ -3,7 +3,8 @@ import torchvision
 from acme_observer import ThreeSigmaObserver
 
 import backquant
-from backquant import QConfig, default_per_channel_weight_observer
+from backquant import QConfig
+from backquant.observe import default_per_channel_weight_observer
 
 torch.manual_seed(0)
 model = torchvision.models.resnet18().eval()

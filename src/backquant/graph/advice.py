@@ -26,12 +26,12 @@ def by_parts(model: nn.Module) -> str:
 
     >>> print(by_parts(nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2))})))
     backquant.quantize_parts(model, calibration=...)  # 'encoder' is the largest part
-    or without a capture: backquant.quantize_dynamic(model, {torch.nn.Linear})
+    or without a capture: backquant.api.quantize_dynamic(model, {torch.nn.Linear})
     """
     path = largest_part(model)
     return path and (
         f"backquant.quantize_parts(model, calibration=...)  # {path!r} is the largest part\n"
-        "or without a capture: backquant.quantize_dynamic(model, {torch.nn.Linear})"
+        "or without a capture: backquant.api.quantize_dynamic(model, {torch.nn.Linear})"
     )
 
 

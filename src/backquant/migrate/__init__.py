@@ -1,20 +1,6 @@
-"""Migration of code that uses ``torch.ao.quantization``: imports, calls and dict configs.
-
-Needs libcst, which comes with the extra ``migrate``.
-"""
+"""Migration of code that uses ``torch.ao.quantization``: the prefix of its names, and what needs a person."""
 
 from __future__ import annotations
-
-from backquant.errors import MissingExtraError
-
-try:
-    import libcst as _libcst  # noqa: F401
-except ImportError as _error:
-    raise MissingExtraError(
-        "migration needs libcst, which is not installed",
-        where="import backquant.migrate",
-        fix="pip install 'backquant[migrate]'",
-    ) from _error
 
 from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.notebook import migrate_notebook
@@ -22,12 +8,5 @@ from backquant.migrate.report import report_text
 from backquant.migrate.run import Migration, migrate_paths
 from backquant.migrate.source import migrate_source
 
-__all__ = [
-    "FileResult",
-    "Finding",
-    "Migration",
-    "migrate_notebook",
-    "migrate_paths",
-    "migrate_source",
-    "report_text",
-]
+__all__ = ["FileResult", "Finding", "Migration"]
+__all__ += ["migrate_notebook", "migrate_paths", "migrate_source", "report_text"]

@@ -32,7 +32,7 @@ def migrate_notebook(text: str, path: str = "<notebook>") -> FileResult:
 
     >>> cell = {"cell_type": "code", "source": ["from torch.quantization import QConfig"]}
     >>> text = json.dumps({"cells": [cell], "nbformat": 4}, indent=1)
-    >>> "from backquant import QConfig" in migrate_notebook(text).after
+    >>> "from backquant.ao.quantization import QConfig" in migrate_notebook(text).after
     True
     """
     if not mentions_quantization(text):

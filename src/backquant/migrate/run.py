@@ -13,7 +13,7 @@ from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.notebook import migrate_notebook
 from backquant.migrate.source import migrate_source
 
-_EAGER = ("backquant.nn.QuantStub", "backquant.nn.DeQuantStub", "backquant.nn.QuantWrapper")
+_EAGER = ("QuantStub", "DeQuantStub", "QuantWrapper")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Migration:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What needs a person, file by file."""
         return tuple(finding for result in self.files for finding in result.findings)
 
     @property
@@ -102,7 +101,7 @@ def migrate_paths(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "train.py").write_text("from torch.ao.quantization import QConfig\\n")
     ...     print(migrate_paths([Path(folder)]).changed[0].after, end="")
-    from backquant import QConfig
+    from backquant.ao.quantization import QConfig
     """
     files = find_files(paths, exclude)
     results = []

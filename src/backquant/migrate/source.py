@@ -1,123 +1,251 @@
-"""Migration of one Python source: from its text to the new one, and what is left to a person."""
+"""Migration of one Python source: the prefix of names is replaced, and what needs a person is listed."""
 
 from __future__ import annotations
 
 import ast
 import re
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-import libcst as cst
-from libcst.metadata import MetadataWrapper
-
-from backquant.migrate.calls import rewrite_calls
-from backquant.migrate.changes import applied
-from backquant.migrate.decide import decide
-from backquant.migrate.decisions import Decisions
+from backquant.ao.left_out import Group
 from backquant.migrate.finding import FileResult, Finding
-from backquant.migrate.local_names import names_of
-from backquant.migrate.statements import rewrite_imports
-from backquant.migrate.strings import report_strings
+from backquant.migrate.names import HOLDING, UNKNOWN, canonical, left_to_person, mirrored
 
-#: A part of every dotted name that is migrated.
 _PART = re.compile(r"\b(ao|quantization|quantized|quantizable|intrinsic|qat)\b")
+_DOTTED = re.compile(r"[a-z]\w*(\.\w+)+")
+_KEYWORDS = {
+    "prepare_custom_config_dict": "prepare_custom_config",
+    "convert_custom_config_dict": "convert_custom_config",
+    "fuse_custom_config_dict": "fuse_custom_config",
+    "backend_config_dict": "backend_config",
+    "qconfig_dict": "qconfig_mapping",
+    "is_reference": "convert_to_reference_fx",
+}
+_OLD = Group(
+    "old keyword",
+    "PyTorch 1.13 renamed this parameter",
+    "use the newer name; a dict goes on to work",
+)
+_STRING = Group(
+    "name in a string", "a string may be read by what looks for this module", "change it if it is"
+)
+_STORED = Group(
+    "patched name",
+    "PyTorch's module is changed at run time; backquant does not read what is put there",
+    "pass the changed object where it is needed, e.g. in a QConfig",
+)
+_AMBIGUOUS = Group(
+    "ambiguous name",
+    "this name may be bound to something else as well",
+    "give the import another name",
+)
 
 
 def mentions_quantization(text: str) -> bool:
-    """Whether a text may have something to migrate: cheap, true rather too often than too seldom.
-
-    >>> mentions_quantization("import torch\\n"), mentions_quantization("from torch.ao import nn\\n")
-    (False, True)
-    """
-    return "torch" in text and _PART.search(text) is not None
+    """Whether a text may have something to migrate: cheap, true rather too often than too seldom."""
+    return ("torch" in text or "backquant" in text) and _PART.search(text) is not None
 
 
 def migrate_source(text: str, path: str = "<text>") -> FileResult:
-    """Rewrite a Python source from ``torch.ao.quantization`` to backquant.
+    """Rewrite a Python source from ``torch.ao`` to ``backquant.ao``: names change, nothing else does.
 
-    Comments and layout of what is not rewritten stay. A source that uses a flow without counterpart
-    (eager mode, TorchScript, PT2E) is left as it is, since what it shares with that flow, QConfigs
-    and observers, would be of two libraries. Broken Python raises nothing: it is a finding.
+    A source that uses a flow without counterpart (eager mode, TorchScript, PT2E) is left as it is, since
+    what it shares with that flow, QConfigs and observers, would be of two libraries. Broken Python raises
+    nothing: it is a finding.
 
     >>> print(migrate_source("from torch.ao.quantization import QConfig\\n").after, end="")
-    from backquant import QConfig
-    >>> migrate_source("import torch.ao.quantization as q\\nq.prepare(m)\\n").findings[0].what
-    'torch.ao.quantization.prepare'
+    from backquant.ao.quantization import QConfig
     """
     if not mentions_quantization(text):
         return FileResult(path, text, text)
-    if _is_too_deep(text):
-        return FileResult(path, text, text, (_too_deep(path),))
-    try:
-        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
-        return _migrated(wrapper, text, path)
-    except cst.ParserSyntaxError as error:
-        return FileResult(path, text, text, (_broken(path, error),))
-    except RecursionError:
-        return FileResult(path, text, text, (_too_deep(path),))
-
-
-def _migrated(wrapper: MetadataWrapper, text: str, path: str) -> FileResult:
-    names = names_of(wrapper)
-    decisions = decide(names, reexports=path.endswith("__init__.py"))
-    if any(why.holds for _, _, why in decisions.reported):
-        return FileResult(path, text, text, _findings(decisions, path))
-    rewrite_calls(decisions)
-    report_strings(decisions)
-    rewrite_imports(names, decisions.changes)
-    if not decisions.changes.edits:
-        return FileResult(path, text, text, _findings(decisions, path))
-    after = applied(wrapper.module, decisions.changes.edits).code
-    cst.parse_module(after)  # never give back what cannot be read
-    targets = frozenset(resolved.target for resolved in decisions.resolved)
-    return FileResult(path, text, after, _findings(decisions, path), targets)
-
-
-def _findings(decisions: Decisions, path: str) -> tuple[Finding, ...]:
-    """What was reported, in the order of the file, each place once."""
-    findings = {
-        Finding(path, *decisions.names.line(node), why.kind, what, why.why, why.how, why.holds)
-        for node, what, why in decisions.reported
-    }
-    return tuple(sorted(findings))
-
-
-def _broken(path: str, error: cst.ParserSyntaxError) -> Finding:
-    return Finding(
-        path,
-        error.raw_line,
-        error.raw_column,
-        "syntax error",
-        "this file is not valid Python",
-        error.message.splitlines()[0],
-        "correct it and run migrate again",
-    )
-
-
-def _is_too_deep(text: str) -> bool:
-    """Whether a text is nested too deeply for Python itself; it would crash libcst's parser.
-
-    A text that this Python cannot parse for another reason may be in the syntax of another version.
-    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the text, not of ours: invalid escapes
-            ast.parse(text)
-    except (RecursionError, MemoryError):
-        return True
-    except SyntaxError as error:
-        return "too many nested" in str(error)
-    except ValueError:  # a null byte
-        return False
-    return False
+            tree = ast.parse(text)
+            source = _Source(text, path, tree)
+            source.read()
+            after = source.after()
+            ast.parse(after)  # never give back what cannot be read
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return FileResult(path, text, text, (_broken(path, error),))
+    findings = tuple(sorted(set(source.findings)))
+    if any(finding.holds for finding in findings):
+        after = text
+    return FileResult(path, text, after, findings, frozenset(source.targets))
 
 
-def _too_deep(path: str) -> Finding:
-    return Finding(
-        path,
-        0,
-        0,
-        "too deep",
-        "expressions of this file are nested too deeply",
-        "Python's own limit of nesting is reached",
-        "split the expression, or change the imports by hand",
-    )
+def _broken(path: str, error: BaseException) -> Finding:
+    line, column = getattr(error, "lineno", 0) or 0, getattr(error, "offset", 0) or 0
+    why = getattr(error, "msg", "") or str(error) or "Python's own limit of nesting is reached"
+    what, how = "this file is not valid Python", "correct it and run migrate again"
+    return Finding(path, line, column, "syntax error", what, why, how)
+
+
+@dataclass
+class _Source:
+    """One source: where its names come from, the edits by byte, and what needs a person."""
+
+    text: str
+    path: str
+    tree: ast.Module
+    edits: dict[tuple[int, int], str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    targets: set[str] = field(default_factory=set)
+    imported: dict[str, dict[str, ast.stmt]] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+    kept_roots: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.lines = self.text.encode().splitlines(keepends=True)
+        self.starts = [0]
+        for line in self.lines:
+            self.starts.append(self.starts[-1] + len(line))
+
+    def read(self) -> None:
+        """Collect edits and findings."""
+        nodes = list(ast.walk(self.tree))
+        for node in nodes:
+            self._bind(node)
+        for chain, node in _chains(self.tree):
+            self._use(chain, node)
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                self._import(node)
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                self._import_from(node, node.module)
+            elif isinstance(node, ast.keyword) and node.arg in _KEYWORDS:
+                self._report(node, f"{node.arg}, now {_KEYWORDS[node.arg]}", _OLD)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                new = mirrored(node.value) if _DOTTED.fullmatch(node.value) else None
+                if new is not None:
+                    self._report(node, f"{node.value}, now {new}", _STRING)
+        if not self.edits and not self.targets:  # TorchScript of models that are not quantized here
+            self.findings = [f for f in self.findings if not f.what.startswith("torch.jit.")]
+
+    def after(self) -> str:
+        """The text with all edits."""
+        data = self.text.encode()
+        for (start, end), new in sorted(self.edits.items(), reverse=True):
+            data = data[:start] + new.encode() + data[end:]
+        return data.decode()
+
+    def _bind(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                whole = module + alias.name
+                root = whole if alias.asname or module else whole.partition(".")[0]
+                name = alias.asname or (alias.name if module else root)
+                self.imported.setdefault(name, {})[root] = node
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            self.bound.add(node.id)
+        elif isinstance(node, ast.arg):
+            self.bound.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self.bound.add(node.name)
+
+    def _use(self, chain: list[str], node: ast.expr) -> None:
+        """A dotted name that begins with an imported one."""
+        for root, statement in self.imported.get(chain[0], {}).items():
+            path = ".".join([root, *chain[1:]])
+            new, ours = mirrored(path), mirrored(root) is not None
+            reason = left_to_person(path)
+            hidden = not ours and chain[0] in self.bound
+            if new is not None and hidden:
+                reason = _AMBIGUOUS
+            elif new is not None and not isinstance(getattr(node, "ctx", None), ast.Load):
+                reason = reason or _STORED
+            if reason is not None:
+                self._report(node, canonical(path), reason)
+            if new is None or hidden:
+                self.kept_roots.add(chain[0])
+                continue
+            self.targets.update(chain)
+            if not ours:
+                self.edits[self._range(node)] = new
+                if not (isinstance(statement, ast.Import) and _replaces(statement)):
+                    self._insert(statement, "import backquant.ao")
+
+    def _import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            new = mirrored(alias.name)
+            reason = left_to_person(alias.name)
+            if reason is UNKNOWN:  # what is left out can be imported
+                self._report(alias, alias.name, reason)
+            if new is None:
+                continue
+            start, _ = self._range(alias)
+            root = alias.name.partition(".")[0]
+            alone = all(map(_replaces, self.imported.get(root, {}).values()))
+            more = f"{root}, " if not alias.asname and alone and root in self.kept_roots else ""
+            self.edits[(start, start + len(alias.name))] = more + new
+
+    def _import_from(self, node: ast.ImportFrom, module: str) -> None:
+        for alias in node.names:
+            whole = module if alias.name == "*" else f"{module}.{alias.name}"
+            reason = left_to_person(whole)
+            if reason is UNKNOWN:
+                self._report(alias, canonical(whole), reason)
+            if mirrored(whole) is not None:
+                self.targets.add(alias.name)
+        new = mirrored(module)
+        if new is not None:
+            start, end = self._range(node)
+            head = self.text.encode()[start:end]
+            at = head.find(module.encode())
+            if at >= 0:
+                self.edits[(start + at, start + at + len(module))] = new
+            return
+        moved = [a for a in node.names if mirrored(f"{module}.{a.name}") is not None]
+        if moved:
+            parents = {(mirrored(f"{module}.{a.name}") or "").rpartition(".")[0] for a in moved}
+            parts = [_from(parent, moved) for parent in sorted(parents)]
+            kept = [alias for alias in node.names if alias not in moved]
+            parts = [_from(module, kept), *parts] if kept else parts
+            self.edits[self._range(node)] = self._separator(node).join(parts)
+
+    def _insert(self, statement: ast.stmt, line: str) -> None:
+        self.edits[(self._range(statement)[0],) * 2] = line + self._separator(statement)
+
+    def _separator(self, statement: ast.stmt) -> str:
+        """What stands between a statement and one that is added: a line end, or a semicolon."""
+        before = self.lines[statement.lineno - 1][: statement.col_offset].decode()
+        return "; " if before.strip() else "\n" + before
+
+    def _range(self, node: ast.stmt | ast.expr | ast.alias) -> tuple[int, int]:
+        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+        start = self.starts[node.lineno - 1] + node.col_offset
+        return start, self.starts[end_line - 1] + end_column
+
+    def _report(
+        self, node: ast.stmt | ast.expr | ast.alias | ast.keyword, what: str, group: Group
+    ) -> None:
+        place = (self.path, node.lineno, node.col_offset)
+        self.findings.append(
+            Finding(*place, group.kind, what, group.why, group.fix, group in HOLDING)
+        )
+
+
+def _replaces(statement: ast.stmt) -> bool:
+    """Whether an import of packages becomes one of ``backquant``."""
+    return isinstance(statement, ast.Import) and any(mirrored(a.name) for a in statement.names)
+
+
+def _from(module: str, aliases: list[ast.alias]) -> str:
+    names = ", ".join(f"{a.name} as {a.asname}" if a.asname else a.name for a in aliases)
+    return f"from {module} import {names}"
+
+
+def _chains(node: ast.AST) -> Iterator[tuple[list[str], ast.expr]]:
+    """Every dotted name that is read or stored, as far as it goes."""
+    parts: list[str] = []
+    inner: ast.AST = node
+    while isinstance(inner, ast.Attribute):
+        parts.append(inner.attr)
+        inner = inner.value
+    if isinstance(inner, ast.Name) and isinstance(node, ast.expr):
+        yield [inner.id, *reversed(parts)], node
+        return
+    for child in ast.iter_child_nodes(inner):
+        yield from _chains(child)

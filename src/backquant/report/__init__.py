@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from backquant.report.model import Report
+
+__all__ = ["Report"]

@@ -38,7 +38,7 @@ class Side:
         return min_max(bq.get_default_qconfig_mapping("x86"), bq.QConfig, bq.MinMaxObserver)
 
     def backend(self) -> Any:
-        return torch_x86() if self.is_torch else bq.get_x86_backend_config()
+        return torch_x86() if self.is_torch else bq.backend_config.get_x86_backend_config()
 
     def prepare(
         self, model: nn.Module, example: Any, custom: Any = None, mapping: Any = None

@@ -35,9 +35,8 @@ import backquant.nn.intrinsic as nni
 import backquant.nn.intrinsic.qat as nniqat
 import backquant.nn.qat as nnqat
 import backquant.nn.quantized.reference as nnqr
-from backquant import (
-    MinMaxObserver, PerChannelMinMaxObserver, QConfig, QConfigMapping, default_weight_observer,
-)
+from backquant import MinMaxObserver, PerChannelMinMaxObserver, QConfig, QConfigMapping
+from backquant.observe import default_weight_observer
 from backquant import (
     BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType,
 )
@@ -256,7 +255,7 @@ def test_training_for_it(users: Any) -> None:
     fake = bq.FakeQuantize.with_args(
         observer=bq.MovingAverageMinMaxObserver, quant_min=0, quant_max=127, eps=2**-12
     )
-    mapping = bq.QConfigMapping().set_global(bq.QConfig(fake, bq.default_weight_fake_quant))
+    mapping = bq.QConfigMapping().set_global(bq.QConfig(fake, bq.observe.default_weight_fake_quant))
     model, x = ours["MyModel"](use_bn=False).train(), torch.rand(1, 3, 10, 10)
     prepared = bq.prepare_qat_fx(model, mapping, (x,), backend_config=ours["backend_config"])
     assert type(prepared.linear).__module__.startswith("backquant.nn.intrinsic.qat")

@@ -60,16 +60,20 @@ class Late(bq.MinMaxObserver):
 @pytest.mark.parametrize("role", ["activation", "weight"])
 @pytest.mark.parametrize("factory", [NoMethod, NoDtype, Plain, failing])
 def test_observers_that_lack_something(factory: Any, role: str, snapshot: Any) -> None:
-    parts = {"activation": bq.MinMaxObserver, "weight": bq.default_weight_observer, role: factory}
+    parts = {
+        "activation": bq.MinMaxObserver,
+        "weight": bq.observe.default_weight_observer,
+        role: factory,
+    }
     mapping = bq.QConfigMapping().set_module_name("0.0", bq.QConfig(**parts))
     with pytest.raises(ConfigError) as caught:
-        prepare(linear_relu(), bq.get_native_backend_config(), mapping)
+        prepare(linear_relu(), bq.backend_config.get_native_backend_config(), mapping)
     snapshot(f"observer-{factory.__name__}-{role}", caught.value)
 
 
 def test_observers_that_fail_late(snapshot: Any) -> None:
-    mapping = bq.QConfigMapping().set_global(bq.QConfig(Late, bq.default_weight_observer))
-    prepared = prepare(linear_relu(), bq.get_native_backend_config(), mapping)
+    mapping = bq.QConfigMapping().set_global(bq.QConfig(Late, bq.observe.default_weight_observer))
+    prepared = prepare(linear_relu(), bq.backend_config.get_native_backend_config(), mapping)
     prepared(X)
     with pytest.raises(ConfigError) as caught:
         bq.convert_fx(prepared)
@@ -161,7 +165,7 @@ class TestSharing:
             return torch.cat([self.one(x), self.two(x)], 1)
 
     def mapping(self, one: Any, two: Any, joined: Any) -> bq.QConfigMapping:
-        weight = bq.default_weight_observer
+        weight = bq.observe.default_weight_observer
         return (
             bq.QConfigMapping()
             .set_module_name("one", bq.QConfig(one, weight))
@@ -195,6 +199,6 @@ class TestSharing:
 
     def test_equal_asks_share(self) -> None:
         mapping = self.mapping(bq.MinMaxObserver, bq.MinMaxObserver, bq.MinMaxObserver)
-        prepared = prepare(self.Joined(), bq.get_x86_backend_config(), mapping)
+        prepared = prepare(self.Joined(), bq.backend_config.get_x86_backend_config(), mapping)
         observers = {id(m) for n, m in prepared.named_modules(remove_duplicate=False) if "_1" in n}
         assert observers <= {id(prepared.activation_post_process_1)}

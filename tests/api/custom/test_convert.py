@@ -122,7 +122,7 @@ class TestMapping:
 
     def test_trained_models(self, both: Any) -> None:
         model, x = Model().train(), image()
-        backend = bq.get_x86_backend_config()
+        backend = bq.backend_config.get_x86_backend_config()
         mapping = bq.get_default_qat_qconfig_mapping("x86")
         prepared = bq.prepare_qat_fx(model, mapping, x, backend_config=backend)
         prepared(x).sum().backward()
@@ -188,7 +188,11 @@ class TestBackend:
     def test_what_the_other_does_not_admit_stays_float(self, both: Any) -> None:
         model, x = Model().eval(), image()
         prepared = both.feed(both.ours.prepare(model, x), x)
-        entries = [e for e in bq.get_x86_backend_config().configs if e.pattern is not nn.Linear]
+        entries = [
+            e
+            for e in bq.backend_config.get_x86_backend_config().configs
+            if e.pattern is not nn.Linear
+        ]
         fewer = BackendConfig("fewer").set_backend_pattern_configs(entries).set_engine("x86")
         quantized = bq.convert_fx(prepared, backend_config=fewer)
         assert quantized.backend_config.name == "fewer"
@@ -201,7 +205,9 @@ class TestBackend:
     def test_another_engine(self, both: Any) -> None:
         model, x = Model().eval(), image()
         prepared = both.feed(both.ours.prepare(model, x), x)
-        fbgemm = bq.convert_fx(prepared, backend_config=bq.get_fbgemm_backend_config())
+        fbgemm = bq.convert_fx(
+            prepared, backend_config=bq.backend_config.get_fbgemm_backend_config()
+        )
         assert {use.engine for use in fbgemm.kernels} == {"fbgemm"}
         assert (fbgemm(x) - bq.convert_fx(prepared)(x)).abs().max() < 0.02
 
@@ -209,7 +215,7 @@ class TestBackend:
         """qnnpack's scales are bounded from below; the observers have no such bound."""
         model, x = Model().eval(), image()
         prepared = both.feed(both.ours.prepare(model, x), x)
-        qnnpack = bq.get_qnnpack_backend_config()
+        qnnpack = bq.backend_config.get_qnnpack_backend_config()
         reference = bq.convert_to_reference_fx(prepared, backend_config=qnnpack)
         plan = reference.meta["backquant"].plan
         assert plan.backend == "qnnpack"
@@ -222,11 +228,17 @@ class TestBackend:
     def test_nothing_becomes_quantized(self, both: Any) -> None:
         """What the first backend left in float was not observed."""
         model, x = Model().eval(), image()
-        entries = [e for e in bq.get_x86_backend_config().configs if e.pattern is not nn.Linear]
+        entries = [
+            e
+            for e in bq.backend_config.get_x86_backend_config().configs
+            if e.pattern is not nn.Linear
+        ]
         fewer = BackendConfig("fewer").set_backend_pattern_configs(entries)
         prepared = bq.prepare_fx(model, both.ours.mapping(), x, backend_config=fewer)
         both.feed(prepared, x)
-        quantized = bq.convert_fx(prepared, backend_config=bq.get_x86_backend_config())
+        quantized = bq.convert_fx(
+            prepared, backend_config=bq.backend_config.get_x86_backend_config()
+        )
         decision = quantized.plan.decisions["head"]
         assert decision.outcome is Outcome.FLOAT
         assert [reason.rule for reason in decision.reasons] == ["no-entry"]
@@ -234,7 +246,7 @@ class TestBackend:
     def test_dict_form(self, both: Any) -> None:
         model, x = Model().eval(), image()
         prepared = both.feed(both.ours.prepare(model, x), x)
-        dictionary = bq.get_fbgemm_backend_config().to_dict()
+        dictionary = bq.backend_config.get_fbgemm_backend_config().to_dict()
         made = bq.convert_to_reference_fx(prepared, backend_config=dictionary)
         assert made.meta["backquant"].backend_config.name == "fbgemm"
 

@@ -191,12 +191,12 @@ def test_float_interface(both: Any, tmp_path: Any) -> None:
         bq.save(quantized, tmp_path / "model.bq")
 
 
-@pytest.mark.parametrize("kind", [bq.QuantType.DYNAMIC, bq.QuantType.WEIGHT_ONLY])
-def test_dynamic_and_weight_only(both: Any, kind: bq.QuantType) -> None:
+@pytest.mark.parametrize("kind", [bq.qconfig.QuantType.DYNAMIC, bq.qconfig.QuantType.WEIGHT_ONLY])
+def test_dynamic_and_weight_only(both: Any, kind: bq.qconfig.QuantType) -> None:
     """Nothing is observed around them. In PyTorch, float modules can be static custom modules only."""
     asked = {
-        bq.QuantType.DYNAMIC: bq.default_dynamic_qconfig,
-        bq.QuantType.WEIGHT_ONLY: bq.default_weight_only_qconfig,
+        bq.qconfig.QuantType.DYNAMIC: bq.default_dynamic_qconfig,
+        bq.qconfig.QuantType.WEIGHT_ONLY: bq.qconfig.default_weight_only_qconfig,
     }[kind]
     model, x = nn.Sequential(Mine(), nn.ReLU()).eval(), torch.randn(8, 4)
     mapping = bq.QConfigMapping().set_object_type(Mine, asked)
@@ -223,7 +223,7 @@ def test_observed_from_the_start(both: Any) -> None:
             kind = tq.quant_type.QuantType.DYNAMIC
         else:
             mapping = bq.QConfigMapping().set_object_type(Observed, bq.default_dynamic_qconfig)
-            kind = bq.QuantType.DYNAMIC
+            kind = bq.qconfig.QuantType.DYNAMIC
         custom = side.config.PrepareCustomConfig().set_non_traceable_module_classes([Observed])
         prepared = side.prepare(model, x, custom, mapping)
         convert = side.config.ConvertCustomConfig()

@@ -72,7 +72,7 @@ def configs(qconfig: Any) -> dict[str, Any]:
 def test_the_whole_flow_in_dicts() -> None:
     model, x = Model().eval(), torch.randn(5, 2, 4)
     given = configs(bq.default_qconfig)
-    backend = bq.get_x86_backend_config().to_dict()
+    backend = bq.backend_config.get_x86_backend_config().to_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prepared = bq.prepare_fx(
@@ -111,7 +111,7 @@ def test_training_takes_dicts() -> None:
         mapping,
         torch.ones(1, 4),
         {"preserved_attributes": ["tag"]},
-        bq.get_x86_backend_config().to_dict(),
+        bq.backend_config.get_x86_backend_config().to_dict(),
     )
     assert prepared.tag == "v1"
     assert hasattr(prepared.get_submodule("0"), "weight_fake_quant")

@@ -51,7 +51,7 @@ def graph(module: Any) -> list[tuple[str, str, str]]:
 
 def test_evaluation_is_torchs() -> None:
     model, x = settled(Model()).eval(), torch.randn(2, 3, 4, 4)
-    ours = bq.fuse_fx(model, backend_config=bq.get_native_backend_config())
+    ours = bq.fuse_fx(model, backend_config=bq.backend_config.get_native_backend_config())
     theirs = torch_fx.fuse_fx(
         copy.deepcopy(model), backend_config=torch_native.get_native_backend_config()
     )
@@ -94,7 +94,10 @@ def test_training_without_batch_norms_is_torchs() -> None:
 def test_what_is_fused_in_training_trains_on_to_the_same_int8_model() -> None:
     """Fusing first, and leaving it to ``prepare_qat_fx``, come to the same."""
     model, x = settled(Model()).train(), torch.randn(8, 3, 4, 4)
-    mapping, backend = bq.get_default_qat_qconfig_mapping("x86"), bq.get_x86_backend_config()
+    mapping, backend = (
+        bq.get_default_qat_qconfig_mapping("x86"),
+        bq.backend_config.get_x86_backend_config(),
+    )
     plain = bq.prepare_qat_fx(model, mapping, x, backend_config=backend)
     fused = bq.prepare_qat_fx(bq.fuse_fx(model), mapping, x, backend_config=backend)
     assert torch.equal(plain(x), fused(x))

@@ -138,7 +138,7 @@ def test_training(both: Any) -> None:
     """The input is measured and not rounded: it arrives rounded, later."""
     model, batch = Model().train(), inputs()
     mapping = bq.get_default_qat_qconfig_mapping("x86")
-    backend = bq.get_x86_backend_config()
+    backend = bq.backend_config.get_x86_backend_config()
     prepared = bq.prepare_qat_fx(model, mapping, batch, custom(bq, [0], []), backend)
     observer = prepared.quantized_input_0
     assert not bq.observe.is_fake_quantize(observer)

@@ -214,7 +214,7 @@ def test_training(both: Any) -> None:
         bq.get_default_qat_qconfig_mapping("x86"),
         inputs,
         custom,
-        bq.get_x86_backend_config(),
+        bq.backend_config.get_x86_backend_config(),
     )
     optimizer = torch.optim.SGD(prepared.parameters(), lr=0.01)
     before = copy.deepcopy(model.state_dict())

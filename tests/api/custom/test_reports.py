@@ -101,9 +101,11 @@ def test_costs_do_not_reach_the_observers() -> None:
 def test_one_warning_for_all_that_is_skipped() -> None:
     model, x = Model().eval(), torch.randn(5, 2, 4)
     narrow = bq.MinMaxObserver.with_args(dtype=torch.qint32, quant_min=0, quant_max=3)
-    mapping = bq.QConfigMapping().set_global(bq.QConfig(narrow, bq.default_weight_observer))
+    mapping = bq.QConfigMapping().set_global(bq.QConfig(narrow, bq.observe.default_weight_observer))
     with pytest.warns(UserWarning) as caught:
-        bq.prepare_fx(model, mapping, x, custom(), backend_config=bq.get_x86_backend_config())
+        bq.prepare_fx(
+            model, mapping, x, custom(), backend_config=bq.backend_config.get_x86_backend_config()
+        )
     assert len(caught) == 1
     text = str(caught[0].message)
     assert "operators stay float on x86" in text

@@ -109,7 +109,7 @@ def test_own_configs(both: Any) -> None:
         bq,
         [],
         qconfig_mapping=own,
-        backend_config=bq.get_fbgemm_backend_config(),
+        backend_config=bq.backend_config.get_fbgemm_backend_config(),
     )
     prepared = both.ours.prepare(model, x, custom, bq.QConfigMapping())
     state = prepared_state(prepared)
@@ -128,8 +128,8 @@ def test_own_configs(both: Any) -> None:
 
 def test_a_backend_without_engine_around_one_with(both: Any) -> None:
     model, x = Model().eval(), image()
-    custom = standalone(bq, [0], backend_config=bq.get_x86_backend_config())
-    reference_only = bq.get_x86_backend_config().set_engine(None)
+    custom = standalone(bq, [0], backend_config=bq.backend_config.get_x86_backend_config())
+    reference_only = bq.backend_config.get_x86_backend_config().set_engine(None)
     prepared = bq.prepare_fx(model, both.ours.mapping(), x, custom, backend_config=reference_only)
     both.feed(prepared, x)
     quantized = bq.convert_fx(prepared)
@@ -230,7 +230,7 @@ def test_keyword_argument(both: Any) -> None:
 def test_training(both: Any) -> None:
     model, x = Model().train(), image()
     mapping = bq.get_default_qat_qconfig_mapping("x86")
-    backend = bq.get_x86_backend_config()
+    backend = bq.backend_config.get_x86_backend_config()
     prepared = bq.prepare_qat_fx(model, mapping, x, standalone(bq, [0]), backend)
     assert type(prepared.inner.conv).__name__ == "ConvReLU2d"
     assert hasattr(prepared.inner.conv, "weight_fake_quant")

@@ -55,7 +55,7 @@ def data(count: int = 4) -> list[torch.Tensor]:
     return [torch.randn(16, 16) for _ in range(count)]
 
 
-def made(model: nn.Module, **more: Any) -> backquant.PartlyQuantized:
+def made(model: nn.Module, **more: Any) -> backquant.api.PartlyQuantized:
     return backquant.quantize_parts(model.eval(), calibration=data(), slower="keep", **more)
 
 

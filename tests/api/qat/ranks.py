@@ -44,7 +44,10 @@ def prepared(observer: str = "") -> Any:
         )
         mapping = backquant.QConfigMapping().set_global(backquant.QConfig(fake, weight))
     return backquant.prepare_qat_fx(
-        Net(), mapping, torch.zeros(SHAPE), backend_config=backquant.get_x86_backend_config()
+        Net(),
+        mapping,
+        torch.zeros(SHAPE),
+        backend_config=backquant.backend_config.get_x86_backend_config(),
     )
 
 
@@ -96,7 +99,7 @@ def run(rank: int, folder: str) -> None:
         outputs = train(model, rank, steps=2 if observer == "HistogramObserver" else 6)
         part = found[observer or "default"] = {"outputs": outputs, "before": buffers(model)}
         part["parameters"] = {n: p.detach().clone() for n, p in model.named_parameters()}
-        backquant.synchronize_observers(model)
+        backquant.api.synchronize_observers(model)
         part["after"] = buffers(model)
         reference = backquant.convert_to_reference_fx(model, dialect="decomposed")
         part["code"], part["state"] = reference.code, dict(reference.state_dict())
@@ -111,7 +114,7 @@ def run(rank: int, folder: str) -> None:
 def _refused(rank: int) -> str:
     """The error of ranks that prepared models with different buffers."""
     try:
-        backquant.synchronize_observers(prepared("HistogramObserver" if rank else ""))
+        backquant.api.synchronize_observers(prepared("HistogramObserver" if rank else ""))
     except backquant.UsageError as error:
         return str(error)
     return ""

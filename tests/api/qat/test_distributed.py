@@ -97,4 +97,4 @@ def test_ranks_with_different_models_are_refused(ranks):
 
 def test_without_ranks_it_is_refused():
     with pytest.raises(UsageError, match="no ranks to synchronize"):
-        backquant.synchronize_observers(nn.Linear(1, 1))
+        backquant.api.synchronize_observers(nn.Linear(1, 1))

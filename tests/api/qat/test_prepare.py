@@ -125,7 +125,10 @@ def test_one_warning_lists_what_stays_float_and_why():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     with pytest.warns(UserWarning) as caught:
         backquant.prepare_qat_fx(
-            model, mapping, torch.zeros(2, 4), backend_config=backquant.get_x86_backend_config()
+            model,
+            mapping,
+            torch.zeros(2, 4),
+            backend_config=backquant.backend_config.get_x86_backend_config(),
         )
     assert len(caught) == 1
     text = str(caught[0].message)
@@ -161,7 +164,7 @@ def test_skipped_modules_stay_float_modules(qat):
 
 def test_rules_for_float_classes_apply_to_their_qat_modules(qat):
     coarse = backquant.QConfig(
-        backquant.default_fake_quant,
+        backquant.observe.default_fake_quant,
         backquant.FakeQuantize.with_args(
             observer=backquant.MovingAverageMinMaxObserver,
             quant_min=-8,
@@ -220,7 +223,7 @@ def test_standalone_modules_train_fused_too(qat, unchanged):
             backquant.get_default_qat_qconfig_mapping("x86"),
             torch.randn(shape),
             custom,
-            backend_config=backquant.get_x86_backend_config(),
+            backend_config=backquant.backend_config.get_x86_backend_config(),
         )
         assert type(prepared.get_submodule("1.conv")) is nniqat.ConvBnReLU2d
         qat.train(prepared, shape, range(20))
@@ -236,7 +239,7 @@ def test_standalone_modules_train_fused_too(qat, unchanged):
 
 def test_dict_forms_are_accepted():
     mapping = {"": backquant.get_default_qat_qconfig("x86")}
-    backend = backquant.get_x86_backend_config().to_dict()
+    backend = backquant.backend_config.get_x86_backend_config().to_dict()
     prepared = backquant.prepare_qat_fx(
         nn.Sequential(nn.Linear(4, 4)), mapping, (torch.zeros(2, 4),), {}, backend
     )
@@ -286,7 +289,7 @@ class TestRefusals:
         class Bare(nn.Linear):
             pass
 
-        backend = backquant.get_x86_backend_config()
+        backend = backquant.backend_config.get_x86_backend_config()
         for config in backend.configs:
             if config.pattern is nn.Linear:
                 config.set_qat_module(Bare)

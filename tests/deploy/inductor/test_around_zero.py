@@ -29,7 +29,7 @@ def test_it_reads_a_range_that_holds_zero() -> None:
     """The program computes the same, and measures nothing but two ends."""
     torch.manual_seed(0)
     x = torch.rand(3, 8) / 2 + 0.5
-    mapping = backquant.QConfigMapping().set_global(backquant.per_channel_dynamic_qconfig)
+    mapping = backquant.QConfigMapping().set_global(backquant.qconfig.per_channel_dynamic_qconfig)
     model = torch.nn.Sequential(torch.nn.Linear(8, 4)).eval()
     backend = backquant.get_backend_config("inductor_x86")
     prepared = backquant.prepare_fx(model, mapping, x, backend_config=backend)

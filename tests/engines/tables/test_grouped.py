@@ -48,7 +48,9 @@ def pair(request: pytest.FixtureRequest, rows: Tensor) -> tuple[nn.Module, nn.Mo
     inputs = (rows, torch.tensor(ENDS[0], dtype=torch.int32))
     given: dict[str, Any] = {"calibration": [inputs]}
     if request.param == "dynamic":
-        mapping = backquant.QConfigMapping().set_global(backquant.per_channel_dynamic_qconfig)
+        mapping = backquant.QConfigMapping().set_global(
+            backquant.qconfig.per_channel_dynamic_qconfig
+        )
         given = {"qconfig_mapping": mapping}
     references = []
     lower = one_call.quantized_model

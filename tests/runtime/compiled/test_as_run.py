@@ -10,14 +10,10 @@ import torch
 from torch import nn
 
 import backquant
-from backquant import (
-    QConfigMapping,
-    default_dynamic_qconfig,
-    float_qparams_weight_only_qconfig,
-    quantize,
-)
+from backquant import QConfigMapping, default_dynamic_qconfig, quantize
 from backquant.errors import EngineError
 from backquant.lower.kernels.configured import KernelModule
+from backquant.qconfig import float_qparams_weight_only_qconfig
 from backquant.runtime.compiled.as_run import AsItRuns, calls_as_they_run
 from backquant.runtime.compiled.graph import compilable
 

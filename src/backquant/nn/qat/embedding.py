@@ -32,7 +32,7 @@ class _QATEmbeddingBase(QATModule):
                 f"torch.per_channel_affine_float_qparams, got {qscheme}",
                 where=f"qat.{type(self).__name__}(..., qconfig=...)",
                 fix="qconfig=backquant.QConfig(activation=backquant.NoopObserver, "
-                "weight=backquant.default_embedding_fake_quant)",
+                "weight=backquant.observe.default_embedding_fake_quant)",
             )
 
     @classmethod

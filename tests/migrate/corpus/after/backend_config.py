@@ -1,22 +1,22 @@
 """A backend of one's own: linear and convolution with ReLU, with constraints on the weight."""
 
-import backquant
+import backquant.ao
 import torch
-from backquant import (
+from backquant.ao.quantization import (
     MinMaxObserver,
     QConfig,
     QConfigMapping,
     default_weight_observer,
     get_default_qconfig_mapping,
 )
-from backquant.backend_config import (
+from backquant.ao.quantization.backend_config import (
     BackendConfig,
     BackendPatternConfig,
     DTypeConfig,
     DTypeWithConstraints,
     ObservationType,
 )
-from backquant import convert_fx, prepare_fx
+from backquant.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 # What the accelerator can do: activations of 7 bits, symmetric weights.
 quint8_with_constraints = DTypeWithConstraints(
@@ -35,7 +35,7 @@ weighted_int8_dtype_config = DTypeConfig(
 
 def fuse_conv2d_relu(is_qat, conv, relu):
     """The fused module that runs convolution and ReLU at once."""
-    return backquant.nn.intrinsic.ConvReLU2d(conv, relu)
+    return backquant.ao.nn.intrinsic.ConvReLU2d(conv, relu)
 
 
 linear_config = (
@@ -43,22 +43,22 @@ linear_config = (
     .set_observation_type(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT)
     .add_dtype_config(weighted_int8_dtype_config)
     .set_root_module(torch.nn.Linear)
-    .set_qat_module(backquant.nn.qat.Linear)
-    .set_reference_quantized_module(backquant.nn.quantized.reference.Linear)
+    .set_qat_module(backquant.ao.nn.qat.Linear)
+    .set_reference_quantized_module(backquant.ao.nn.quantized.reference.Linear)
 )
 conv_relu_config = (
     BackendPatternConfig((torch.nn.Conv2d, torch.nn.ReLU))
     .add_dtype_config(weighted_int8_dtype_config)
-    .set_fused_module(backquant.nn.intrinsic.ConvReLU2d)
+    .set_fused_module(backquant.ao.nn.intrinsic.ConvReLU2d)
     .set_fuser_method(fuse_conv2d_relu)
 )
 fused_conv_relu_config = (
-    BackendPatternConfig(backquant.nn.intrinsic.ConvReLU2d)
+    BackendPatternConfig(backquant.ao.nn.intrinsic.ConvReLU2d)
     .set_observation_type(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT)
     .add_dtype_config(weighted_int8_dtype_config)
     .set_root_module(torch.nn.Conv2d)
-    .set_qat_module(backquant.nn.intrinsic.qat.ConvReLU2d)
-    .set_reference_quantized_module(backquant.nn.quantized.reference.Conv2d)
+    .set_qat_module(backquant.ao.nn.intrinsic.qat.ConvReLU2d)
+    .set_reference_quantized_module(backquant.ao.nn.quantized.reference.Conv2d)
 )
 backend_config = (
     BackendConfig("my_accelerator")

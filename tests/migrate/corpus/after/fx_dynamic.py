@@ -2,8 +2,8 @@
 
 import torch
 from torch import nn
-from backquant import QConfigMapping, default_dynamic_qconfig
-import backquant
+from backquant.ao.quantization import QConfigMapping, default_dynamic_qconfig
+from backquant.ao.quantization import quantize_fx
 
 
 class Words(nn.Module):
@@ -27,8 +27,8 @@ qconfig_mapping = (
     .set_object_type(nn.LSTM, default_dynamic_qconfig)
     .set_object_type(nn.Linear, default_dynamic_qconfig)
 )
-prepared = backquant.prepare_fx(model, qconfig_mapping, (tokens,))
-quantized = backquant.convert_fx(prepared)  # no calibration needed
+prepared = quantize_fx.prepare_fx(model, qconfig_mapping, (tokens,))
+quantized = quantize_fx.convert_fx(prepared)  # no calibration needed
 
 expected, actual = model(tokens), quantized(tokens)
 error = (expected - actual).norm() / expected.norm()

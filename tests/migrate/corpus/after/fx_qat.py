@@ -1,9 +1,10 @@
 """Quantization-aware training, as the FX guide describes it."""
 
-import backquant
+import backquant.ao
 import torch
+import backquant.ao.quantization.quantize_fx as quantize_fx
 from torch import nn
-from backquant import get_default_qat_qconfig_mapping
+from backquant.ao.quantization import get_default_qat_qconfig_mapping
 
 
 def make_model():
@@ -28,15 +29,15 @@ torch.manual_seed(0)
 model = make_model().train()
 example_inputs = (torch.randn(1, 1, 8, 8),)
 
-prepared = backquant.prepare_qat_fx(
+prepared = quantize_fx.prepare_qat_fx(
     model, get_default_qat_qconfig_mapping("x86"), example_inputs
 )
 print(f"loss {train(prepared, steps=5):.3f}")
 
 # halfway: observers are off, batch norm statistics are frozen
-prepared.apply(backquant.disable_observer)
-prepared.apply(backquant.nn.intrinsic.qat.freeze_bn_stats)
+prepared.apply(backquant.ao.quantization.disable_observer)
+prepared.apply(backquant.ao.nn.intrinsic.qat.freeze_bn_stats)
 train(prepared, steps=2)
 
-quantized = backquant.convert_fx(prepared.eval())
+quantized = quantize_fx.convert_fx(prepared.eval())
 print(quantized(*example_inputs).shape)

@@ -2,12 +2,12 @@
 
 import copy
 
-import backquant
+import backquant.ao
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from backquant import QConfigMapping, get_default_qconfig_mapping
-from backquant import convert_fx, prepare_fx
+from backquant.ao.quantization import QConfigMapping, get_default_qconfig_mapping
+from backquant.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 
 class Block(nn.Module):
@@ -61,7 +61,7 @@ assert error < 0.1
 # a mapping of one's own: everything but the stem
 mapping = (
     QConfigMapping()
-    .set_global(backquant.get_default_qconfig("x86"))
+    .set_global(backquant.ao.quantization.get_default_qconfig("x86"))
     .set_module_name("stem", None)
 )
 prepared_again = prepare_fx(float_model, mapping, example_inputs)

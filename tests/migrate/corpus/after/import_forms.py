@@ -1,44 +1,46 @@
-import backquant as tq
-import os  # two at once
-import backquant
-import backquant.nn.intrinsic as nni
-import backquant.nn.intrinsic.qat as nniqat
-import backquant.nn.quantized.reference as nnqr
-import backquant.nn.quantized.reference as old_reference
+import os, backquant.ao.quantization as tq  # two at once
+import torch
+import backquant.ao.quantization
+import backquant.ao.quantization.quantize_fx
+import backquant.ao.nn.intrinsic as nni
+import backquant.ao.nn.intrinsic.qat as nniqat
+import backquant.ao.nn.quantized.reference as nnqr
+import backquant.ao.nn.quantized.reference as old_reference
+import backquant.ao
 from torch import nn
-from backquant.nn import qat
-import backquant as qfx
-from backquant import qconfig as qc
-from backquant.observe import (
+from backquant.ao import quantization
+from backquant.ao.nn import qat
+from backquant.ao.quantization import observer, qconfig as qc, quantize_fx as qfx
+from backquant.ao.quantization.fake_quantize import (
     FakeQuantize,  # for training
     default_fake_quant as fake,
 )
-from backquant.nn.intrinsic import FusedModule
+from backquant.ao.nn.intrinsic.modules.fused import _FusedModule
 
 
-class Pair(FusedModule):
+class Pair(_FusedModule):
     pass
 
 
 def one(model, x):
-    mapping = tq.QConfigMapping().set_global(tq.default_qconfig)
-    prepared = tq.prepare_fx(model, mapping, x)
+    mapping = tq.QConfigMapping().set_global(tq.qconfig.default_qconfig)
+    prepared = tq.quantize_fx.prepare_fx(model, mapping, x)
     return qfx.convert_fx(prepared)
 
 
 def two(model, x):
-    mapping = backquant.get_default_qconfig_mapping("x86")
-    prepared = backquant.prepare_fx(model, mapping, x)
-    return backquant.convert_fx(prepared), os.getpid()
+    mapping = backquant.ao.quantization.get_default_qconfig_mapping("x86")
+    prepared = backquant.ao.quantization.quantize_fx.prepare_fx(model, mapping, x)
+    return quantization.quantize_fx.convert_fx(prepared), os.getpid()
 
 
 def three():
-    from backquant import MinMaxObserver
-    import backquant.observe as obs
+    from backquant.ao.quantization import MinMaxObserver
+    import backquant.ao.quantization.observer as obs
 
     return [
         MinMaxObserver,
-        backquant.HistogramObserver.with_args(reduce_range=True),
+        observer.HistogramObserver.with_args(reduce_range=True),
         obs.PerChannelMinMaxObserver,
         qc.QConfig(activation=fake, weight=FakeQuantize),
         nni.ConvReLU2d,
@@ -46,7 +48,7 @@ def three():
         nnqr.Linear,
         old_reference.Conv2d,
         qat.Linear,
-        backquant.nn.intrinsic.LinearReLU,
+        backquant.ao.nn.intrinsic.LinearReLU,
         nn.Linear,
-        backquant.nn.qat.Conv2d,
+        backquant.ao.nn.qat.Conv2d,
     ]

@@ -1,10 +1,10 @@
 """Observers and modules of one's own, and a model with stubs."""
-import backquant
+import backquant.ao
 import torch
+import backquant.ao
 from torch import nn
-from backquant.nn import DeQuantStub, QuantStub, QuantWrapper
-from backquant.observe import ObserverBase
-from backquant import with_args as _with_args
+from backquant.ao.quantization import DeQuantStub, QuantStub, QuantWrapper
+from backquant.ao.quantization.observer import ObserverBase, _with_args
 
 
 class Largest(ObserverBase):
@@ -20,11 +20,11 @@ class Adder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.quant, self.dequant = QuantStub(), DeQuantStub()
-        self.add = backquant.nn.quantized.FloatFunctional()
+        self.add = backquant.ao.nn.quantized.FloatFunctional()
 
     def forward(self, x):
         return self.dequant(self.add.add(self.quant(x), x))
 
 
 wrapped = QuantWrapper(nn.Linear(3, 3))
-qconfig = backquant.QConfig(activation=Largest, weight=backquant.default_weight_observer)
+qconfig = backquant.ao.quantization.QConfig(activation=Largest, weight=backquant.ao.quantization.default_weight_observer)

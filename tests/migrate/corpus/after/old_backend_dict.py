@@ -1,9 +1,9 @@
 """PyTorch 1.12 and 1.13: reversed patterns."""
 import torch
 import torch.nn as nn
-import backquant.nn.intrinsic as nni
-from backquant.backend_config import BackendConfig, BackendPatternConfig
-from backquant import prepare_fx, PrepareCustomConfig
+import backquant.ao.nn.intrinsic as nni
+from backquant.ao.quantization.backend_config import BackendConfig, BackendPatternConfig
+from backquant.ao.quantization.quantize_fx import prepare_fx
 
 
 def fuse(is_qat, relu, conv):
@@ -23,11 +23,11 @@ def run(model, mapping, x):
             {"pattern": nn.Linear},
         ],
     }
-    prepare_fx(model, mapping, x, backend_config=BackendConfig.from_dict(backend_config_dict))
+    prepare_fx(model, mapping, x, backend_config_dict=backend_config_dict)
     fuse_custom = {"additional_fuser_method_mapping": {(nn.Conv2d, nn.ReLU): fuse}}
     custom = {
         "float_to_observed_custom_module_class": {"static": {nn.LSTM: nn.LSTM}},
         "standalone_module_name": [("a", {"": None}, {})],
         "additional_quant_pattern": {},
     }
-    return prepare_fx(model, mapping, x, PrepareCustomConfig.from_dict(custom)), fuse_custom
+    return prepare_fx(model, mapping, x, custom), fuse_custom

@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 # A file that uses torch for nothing else.
-import backquant
+import backquant.ao
+import torch
 
 
 def qconfig():
-    return backquant.get_default_qconfig("x86")
+    return backquant.ao.quantization.get_default_qconfig("x86")

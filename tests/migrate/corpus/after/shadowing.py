@@ -1,8 +1,6 @@
-import backquant as bq
 import torch
-from backquant import observe as observer
-from torch.ao.quantization import prepare_fx_of_mine
-from backquant import prepare_fx
+from torch.ao.quantization import observer, prepare_fx_of_mine
+from torch.ao.quantization.quantize_fx import prepare_fx
 
 
 def hidden(torch, observer):
@@ -17,12 +15,12 @@ def local():
 
 class Holder:
     prepare_fx = None
-    config = bq.default_qconfig
+    config = torch.ao.quantization.default_qconfig
 
     def prepare(self, model, x):
         QConfigMapping = dict
         self.prepare_fx = observer.MinMaxObserver
-        return prepare_fx(model, bq.QConfigMapping().set_global(self.config), x, QConfigMapping())
+        return prepare_fx(model, {"": self.config}, x, QConfigMapping())
 
 
 from .quantization import convert_fx

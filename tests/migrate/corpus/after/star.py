@@ -1,6 +1,6 @@
 import torch
-from backquant import QConfigMapping, fuse_modules, get_default_qconfig
-from backquant import convert_fx, prepare_fx
+from backquant.ao.quantization import *
+from backquant.ao.quantization.quantize_fx import *
 
 
 def run(model, x):

@@ -1,27 +1,27 @@
 try:
-    import backquant
-    from backquant import QConfigMapping
+    from backquant.ao.quantization import quantize_fx
+    from backquant.ao.quantization import QConfigMapping
 except ImportError:
-    import backquant
+    from backquant.ao.quantization import quantize_fx
     QConfigMapping = None
 
 try:
-    import backquant.nn.intrinsic as nni
+    import backquant.ao.nn.intrinsic as nni
 except ImportError:
     nni = None
 
 HAS_FX = False
 try:
-    from backquant import prepare_fx as _prepare
+    from backquant.ao.quantization.quantize_fx import prepare_fx as _prepare
 
     HAS_FX = True
 except ImportError:
     _prepare = None
 
 if QConfigMapping is not None:
-    import backquant as tq
+    import backquant.ao.quantization as tq
 else:
-    import backquant as tq
+    import backquant.ao.quantization as tq
 
 
 def fused():
@@ -31,4 +31,4 @@ def fused():
 def prepare(model, x):
     if _prepare is None:
         raise RuntimeError("too old")
-    return backquant.prepare_fx(model, backquant.QConfigMapping().set_global(tq.default_qconfig), x)
+    return quantize_fx.prepare_fx(model, {"": tq.default_qconfig}, x)
