@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from backquant.errors import ArtifactError
 from backquant.graph.call_table import CallTableModule
