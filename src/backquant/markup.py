@@ -155,7 +155,9 @@ def page(title: str, assets: Assets, *body: Element) -> str:
 
 
 def _asset(room: str, name: str) -> str:
-    place = resources.files("backquant").joinpath(*room.split("."), name)
+    place = resources.files("backquant")
+    for part in (*room.split("."), name):
+        place = place / part
     return place.read_text(encoding="utf-8")
 
 

@@ -108,7 +108,7 @@ class _Parts:
     legend: str
     cards: list[tuple[str, str, str]]
     heads: Sequence[str]
-    rows: list[tuple[str, tuple[str, str], Iterable[str], float]]
+    rows: Sequence[tuple[str, tuple[str, str], Iterable[str], float]]
     worst: list[OperatorError]
 
 

@@ -3,8 +3,9 @@
 1. Methods are those of the table in ``backquant.artifact.operators``.
 2. Attributes, read with ``getattr``, are data of tensors and fields of torch's named tuples.
 3. Paths of modules and tensors consist of identifiers and numbers here: what a file has otherwise becomes a
-   name of ours. Arguments, keywords and nodes have an identifier. All are ASCII, no keywords, and do not
-   begin with two underscores: nothing that is compared means another name after normalisation.
+   name of ours. Arguments, keywords and nodes have an identifier. All are ASCII and no keywords: nothing
+   that is compared means another name after normalisation. None but nodes, which are no attributes, begin
+   with two underscores.
 4. Keywords of a call are those of the operator's schema, or of the function's signature (``keywords.py``).
 """
 
@@ -165,6 +166,6 @@ def check_node(name: str) -> str:
     >>> check_node("relu_1")
     'relu_1'
     """
-    if not is_usable(name):
+    if not is_identifier(name):  # torch.export calls nodes ``__and___tensor``
         raise ArtifactError(f"{shown(name)} cannot be the name of a node", where="the graph")
     return name

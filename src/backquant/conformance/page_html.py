@@ -89,7 +89,11 @@ def _reason(reason: Reason) -> Element:
 
 
 def _block(block: Block) -> Iterator[Element]:
-    heads = [tag("th", "entry", class_="p"), *block.columns, tag("th", "kernel", class_="k")]
+    heads: list[Child] = [
+        tag("th", "entry", class_="p"),
+        *block.columns,
+        tag("th", "kernel", class_="k"),
+    ]
     yield tag("h2", block.title)
     yield table(heads, map(_row, block.rows))
 

@@ -66,13 +66,13 @@ class CallTableModule(fx.GraphModule):
     @property
     def code(self) -> str:
         """The graph as Python code, to be read."""
-        return self._code
+        return str(self._code)
 
     def recompile(self) -> PythonCode:
         """Take over the changes of ``graph``. Returns its text, which nothing executes."""
         if type(self._graph._codegen) is not CodeGen:
             return super().recompile()
-        type(self).forward = _forward(self._graph)  # type: ignore[method-assign]
+        type(self).forward = _forward(self._graph)
         written = self._graph.python_code(root_module="self")
         self._code = written.src
         self._lineno_map, self._prologue_start = {}, 0  # torch.compile reads them
@@ -181,8 +181,8 @@ def _calls(graph: fx.Graph, places: _Places) -> Iterator[_Call]:
         if node.op in ("placeholder", "output"):
             continue
         function, path, method = _callee(node)
-        arguments = itemgetter(slice(_SELF, _SELF + 1)) if node.op == "get_attr" else None
-        if arguments is None:
+        arguments: Callable[[list[Any]], Any] = itemgetter(slice(_SELF, _SELF + 1))
+        if node.op != "get_attr":
             arguments = places.values(node.args)
         keywords = places.value(dict(node.kwargs)) if node.kwargs else None
         place = places.of[node] = places.new()
@@ -221,7 +221,7 @@ def _signature(placeholders: list[fx.Node]) -> inspect.Signature:
     for node in placeholders:
         target = str(node.target)
         name = target.lstrip("*")
-        kind = _KINDS[len(target) - len(name)]
+        kind: Any = _KINDS[len(target) - len(name)]
         if kind is _KINDS[0] and any(p.kind is _KINDS[1] for p in parameters):
             kind = inspect.Parameter.KEYWORD_ONLY
         default = node.args[0] if node.args else inspect.Parameter.empty

@@ -245,8 +245,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self._buffers[_OF_TORCH] = None if theirs is None else torch.empty_like(theirs)
         if theirs is not None:
             state_dict.update(
-                {prefix + name: self._buffers[name].new_empty(0) for name in _BUFFERS}
-            )  # type: ignore[union-attr]
+                {prefix + name: getattr(self, name).new_empty(0) for name in _BUFFERS}
+            )
         for name in _BUFFERS:
             if prefix + name in state_dict:
                 shape = state_dict[prefix + name].shape

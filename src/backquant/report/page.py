@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,8 +204,9 @@ def _operators(refusal: Refusal) -> list[Child]:
 
 
 def _reason(reason: ReasonRow, *, rule: str = "", admitted: str = "") -> Iterator[Element]:
-    place = [" ", soft(reason.place)] if reason.place else []
-    yield from _term("why", reason.rule, *([" ", soft(f"QConfigMapping: {rule}")] if rule else []))
+    place: list[Child] = [" ", soft(reason.place)] if reason.place else []
+    by: list[Child] = [" ", soft(f"QConfigMapping: {rule}")] if rule else []
+    yield from _term("why", reason.rule, *by)
     if reason.asked:
         yield from _term("asked", reason.asked)
     if admitted:
@@ -250,7 +251,7 @@ def kernels(counts: Mapping[str, int]) -> Iterator[Element]:
         yield tag("div", *shown, class_="kernels")
 
 
-def operators(rows: list[Row], states: States, *, has_rules: bool) -> Iterator[Element]:
+def operators(rows: Sequence[Row], states: States, *, has_rules: bool) -> Iterator[Element]:
     """The table, and what filters it."""
     words = "filter: name, operator, entry, kernel"
     search = tag(
@@ -269,10 +270,11 @@ def operators(rows: list[Row], states: States, *, has_rules: bool) -> Iterator[E
 def _row(row: Row, most: int, *, has_rules: bool) -> Element:
     inside = row.entry and row.entry != row.operator
     share = tag("i", style={"width": round(100 * row.multiply_adds / most, 1)})
-    counted = [f"{row.multiply_adds:,}", share] if row.multiply_adds else []
+    within: list[Child] = [" ", soft(f"in {row.entry}")] if inside else []
+    counted: list[Child] = [f"{row.multiply_adds:,}", share] if row.multiply_adds else []
     cells = [
         tag("td", row.node),
-        tag("td", row.operator, *([" ", soft(f"in {row.entry}")] if inside else [])),
+        tag("td", row.operator, *within),
         tag("td", tag("span", STATES[row.state], class_=f"tag {row.state}")),
         *([tag("td", row.rule)] if has_rules else []),
         tag("td", row.output.short if row.output else "", class_="tight"),

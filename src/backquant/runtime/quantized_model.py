@@ -289,7 +289,7 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         return _restored, (_kind(self), pickled({**self.__getstate__(), "origin": None}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModel:
-        made = type(self).__new__(type(self))
+        made: QuantizedModel = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return made
@@ -330,7 +330,7 @@ class CompiledModel(QuantizedModel):
     def _over(
         cls, model: QuantizedModel, program: CompiledProgram, compilation: Compilation
     ) -> CompiledModel:
-        made = cls.__new__(cls)
+        made: CompiledModel = cls.__new__(cls)
         made._hold(model._held())
         made._begin_replays()
         made._is_plain = False
@@ -347,7 +347,7 @@ class CompiledModel(QuantizedModel):
 
     def lowered(self) -> QuantizedModel:
         """The model without the code, over the same modules."""
-        made = QuantizedModel.__new__(QuantizedModel)
+        made: QuantizedModel = QuantizedModel.__new__(QuantizedModel)
         made._hold(self._held())
         made._begin_replays()
         return made
@@ -379,6 +379,6 @@ def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:
     state = unpickled(stored)
     if state["record"].engine is not None:
         engine_here(state["record"].engine)  # raises where sums would saturate on this CPU
-    made = kind.__new__(kind)
+    made: QuantizedModel = kind.__new__(kind)
     made.__setstate__(state)
     return made

@@ -59,7 +59,7 @@ class _Axis:
     def appended(self) -> int:
         """Zeros behind the input and its padding that make the last window whole."""
         needed = (self.windows - 1) * self.stride + self.kernel
-        return max(0, needed - self.size - 2 * self.padding)
+        return int(max(0, needed - self.size - 2 * self.padding))
 
     def counts(self, with_padding: bool) -> list[int]:
         """How many values of each window PyTorch divides by.
@@ -136,7 +136,7 @@ def _with_partial_windows(
     unpooled = [0] * (len(x.shape) - len(axes))
     starts = [axis.padding for axis in axes]
     ends = [axis.padding + axis.appended for axis in axes]
-    pads = op.Constant(value_ints=[*unpooled, *starts, *unpooled, *ends])
+    pads: Any = op.Constant(value_ints=[*unpooled, *starts, *unpooled, *ends])
     whole = op.Pad(x, pads, _floats(0.0))
     pooled = op.AveragePool(whole, kernel_shape=kernels, strides=strides)
     return op.Mul(pooled, _floats(_shares(axes, with_padding, divisor)))
@@ -162,4 +162,5 @@ def _floats(value: Any) -> Any:
     import onnxscript
     from onnxscript import ir
 
-    return onnxscript.opset18.Constant(value=ir.tensor(np.asarray(value, np.float32)))
+    constant: Any = onnxscript.opset18.Constant
+    return constant(value=ir.tensor(np.asarray(value, np.float32)))
