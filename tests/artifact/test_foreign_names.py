@@ -104,3 +104,28 @@ def test_other_names_of_modules_are_labels(
     assert torch.equal(loaded(x), model(x))
     assert all(name.isascii() for name, _ in loaded.graph_module.named_modules())
     assert isinstance(loaded.graph_module, CallTableModule)
+
+
+def test_keywords_of_functions_that_choose_another_are_stored(
+    wrapped: Callable[[nn.Module], QuantizedModel], tmp_path: Path
+) -> None:
+    class Pooled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = nn.functional.max_pool2d(x, 2, ceil_mode=True, return_indices=False)
+            y = nn.functional.interpolate(y, scale_factor=2.0, mode="nearest")
+            return torch.softmax(y.sum(axis=1, keepdim=True).to(dtype=torch.float32), dim=-1)
+
+    model = wrapped(Pooled())
+    backquant.save(model, tmp_path / "m.bq")
+    x = torch.randn(1, 2, 5, 5)
+    assert torch.equal(backquant.load(tmp_path / "m.bq")(x), model(x))
+
+
+def test_unknown_keywords_are_refused(quantized: QuantizedModel, tmp_path: Path) -> None:
+    path = rewritten(
+        quantized,
+        tmp_path / "m.bq",
+        lambda rows: call(rows, "call_function", "torch.ops.aten.relu.default", [], {"dim": 1}),
+    )
+    with pytest.raises(ArtifactError, match="no argument 'dim'"):
+        backquant.load(path)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import backquant
+import backquant.qconfig
 from backquant import PrepareCustomConfig, QConfig, QConfigMapping
 from backquant.errors import CoverageError
 from backquant.runtime import QuantizedModel
@@ -96,7 +97,7 @@ def test_static(backend: str, round_trip: Again) -> None:
     "qconfig", ["default_dynamic_qconfig", "per_channel_dynamic_qconfig", "float16_dynamic_qconfig"]
 )
 def test_dynamic(backend: str, qconfig: str, round_trip: Again) -> None:
-    mapping = QConfigMapping().set_global(getattr(backquant, qconfig))
+    mapping = QConfigMapping().set_global(getattr(backquant.qconfig, qconfig))
     asked = {"backend": backend, "qconfig_mapping": mapping}
     if (backend, qconfig) == ("qnnpack", "float16_dynamic_qconfig"):
         with pytest.raises(CoverageError, match="asked input float16"):  # qnnpack has no kernel
@@ -112,7 +113,7 @@ def test_dynamic(backend: str, qconfig: str, round_trip: Again) -> None:
 def test_weight_only(backend: str, qconfig: str, round_trip: Again) -> None:
     mapping = QConfigMapping()
     for kind in (nn.Embedding, nn.EmbeddingBag):
-        mapping.set_object_type(kind, getattr(backquant, qconfig))
+        mapping.set_object_type(kind, getattr(backquant.qconfig, qconfig))
     model = backquant.quantize(Words(), TEXT, backend=backend, qconfig_mapping=mapping)
     check(model, (TEXT,), round_trip)
 

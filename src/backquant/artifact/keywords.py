@@ -9,13 +9,16 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from backquant.artifact.names import check_keyword, shown
 from backquant.errors import ArtifactError
 
 # Of torch's Python functions that C++ parses, beside what schemas have.
-_ALSO = frozenset({"axis", "axes", "keepdims", "x1", "x2", "requires_grad", "device", "pin_memory"})
+_ALSO = frozenset(
+    {"axis", "axes", "keepdims", "x1", "x2", "data", "requires_grad", "device", "pin_memory"}
+)
 
 
 def check_keywords(
@@ -43,11 +46,17 @@ def _keywords(target: Callable[..., Any] | None) -> frozenset[str]:
     if isinstance(target, OpOverloadPacket):
         return _names([getattr(target, name)._schema for name in target.overloads()])
     if isinstance(target, FunctionType):
-        own = inspect.signature(target).parameters.values()
-        named = {p.name for p in own if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-        takes_any = any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in own)
-        return frozenset(named) | (_of_torch() if takes_any else frozenset())
+        named, takes_any = _parameters(target)
+        return named | _of_torch() if takes_any else named
     return _of_torch()
+
+
+def _parameters(function: FunctionType) -> tuple[frozenset[str], bool]:
+    """Names of parameters, and whether there may be others."""
+    own = inspect.signature(function).parameters.values()
+    rest = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = frozenset(p.name for p in own if p.kind not in rest)
+    return named, len(named) < len(own)
 
 
 def _names(schemas: list[Any]) -> frozenset[str]:
@@ -56,6 +65,8 @@ def _names(schemas: list[Any]) -> frozenset[str]:
 
 @cache
 def _of_torch() -> frozenset[str]:
-    """Of bindings in C++, which take what any ``aten`` schema has."""
+    """What ``aten`` schemas and functions of ``torch.nn.functional`` have: of bindings in C++, of methods,
+    and of functions that choose another one by their arguments."""
     schemas = [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::")]
-    return _names(schemas) | _ALSO
+    functions = [f for f in vars(nn.functional).values() if isinstance(f, FunctionType)]
+    return _names(schemas).union(_ALSO, *(_parameters(f)[0] for f in functions))

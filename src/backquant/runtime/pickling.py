@@ -27,7 +27,8 @@ def pickled(state: Mapping[str, Any]) -> bytes:
 
     Raises ArtifactError when it holds what ``pickle`` cannot store, such as a fuser that is a lambda.
 
-    >>> state, root, rows = load(pickled({"graph_module": fx.symbolic_trace(nn.ReLU())}))
+    >>> import torch
+    >>> state, root, rows = load(pickled({"graph_module": torch.fx.symbolic_trace(nn.ReLU())}))
     >>> [row[3] for row in rows]
     ['input_1', 'relu', 'output']
     """
@@ -51,7 +52,7 @@ def unpickled(stored: bytes) -> dict[str, Any]:
     """The inverse of ``pickled``. As with any pickle, load only what you trust.
 
     >>> import torch
-    >>> again = unpickled(pickled({"graph_module": fx.symbolic_trace(nn.ReLU())}))["graph_module"]
+    >>> again = unpickled(pickled({"graph_module": torch.fx.symbolic_trace(nn.ReLU())}))["graph_module"]
     >>> again(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
