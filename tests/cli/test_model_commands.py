@@ -163,7 +163,6 @@ BAD: dict[str, tuple[str, ...]] = {
     "backend-file": quantize("-b", "nothing.yaml"),
     "html-folder": ("explain", "zoo:PAIR", "--html", "."),
     "data-missing": ("quantize", "zoo:make", "-d", "nothing.npz", "-o", "out.bq"),
-    "data-labels": ("quantize", "zoo:make", "-d", "zoo:labelled", "-o", "out.bq"),
     "data-wide": ("quantize", "zoo:doubled", "-d", "images.npz", "-o", "out.bq"),
     "output-exists": ("quantize", "zoo:make", "-d", "images.npz", "-o", "images.npz"),
     "html-unwritable": ("explain", "zoo:PAIR", "--html", "images.npz/page.html"),
@@ -190,6 +189,11 @@ def test_bad_usage(name: str, run: Run, here: Path, snapshot: Callable[..., None
     snapshot(f"command-{name}", err, {str(Path(torch.__file__).parent): "<torch>"})
     data = run(*BAD[name], "--json")
     assert data.status == 2 and data.data["error"]["what"]
+
+
+def test_labels_beside_the_inputs_are_left_out(run: Run, here: Path) -> None:
+    assert run("quantize", "zoo:make", "-d", "zoo:labelled", "-o", "out.bq").status == 0
+    assert (here / "out.bq").is_file()
 
 
 def test_an_engine_that_is_not_here(
