@@ -181,9 +181,12 @@ def test_named_qconfigs_and_factories() -> None:
     named = [n for n in dir(tq) if n.startswith("default_") or n.endswith("_qconfig")]
     compared = 0
     for name in named:
-        other, own = getattr(tq, name), getattr(backquant, name, None)
-        if own is None or name.startswith("get_"):
+        rooms = [
+            vars(room) for room in (backquant.observe, backquant.qconfig) if name in room.__all__
+        ]
+        if not rooms or name.startswith("get_"):
             continue
+        other, own = getattr(tq, name), rooms[0][name]
         assert backquant.qconfig.qconfig_equals(from_torch_ao(other), own), name
         assert backquant.qconfig.qconfig_equals(from_torch_ao(to_torch_ao(own)), own), name
         compared += 1
