@@ -235,7 +235,7 @@ def test_a_global_mapping(name: str) -> None:
     """Operators that have no dynamic form stay float; one warning lists them."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), nn.Softmax(-1)).eval()
     x = torch.randn(5, 8)
-    mapping = QConfigMapping().set_global(getattr(backquant, name))
+    mapping = QConfigMapping().set_global(getattr(backquant.qconfig, name))
     with pytest.warns(UserWarning, match="1 operators? stays? float"):
         prepared = backquant.prepare_fx(model, mapping, (x,))
     ours = backquant.convert_fx(prepared)

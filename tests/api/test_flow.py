@@ -154,8 +154,8 @@ def test_modules_know_their_qconfig_as_in_torch() -> None:
             assert type(asked.weight()).__name__ == type(expected.weight()).__name__
     assert not any(hasattr(module, "qconfig") for module in model.modules())
     ours(x)
-    assert not hasattr(backquant.convert_fx(ours).get_submodule("graph_module.2"), "qconfig")
-    kept = backquant.convert_fx(ours, _remove_qconfig=False).get_submodule("graph_module.2")
+    assert not hasattr(backquant.convert_fx(ours).get_submodule("2"), "qconfig")
+    kept = backquant.convert_fx(ours, _remove_qconfig=False).get_submodule("2")
     assert kept.qconfig is None
 
 

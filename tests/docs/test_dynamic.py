@@ -43,7 +43,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize(("name", "where"), _rows())
 @pytest.mark.parametrize("engine", ["x86", "fbgemm", "qnnpack", "onednn"])
 def test_the_table(name: str, where: str, engine: str) -> None:
-    mapping = backquant.QConfigMapping().set_global(getattr(backquant, name))
+    mapping = backquant.QConfigMapping().set_global(getattr(backquant.qconfig, name))
     words = torch.tensor([[1, 2]])
     if where == "all engines" or engine in where.split(", "):
         quantized = backquant.quantize(Model(), words, backend=engine, qconfig_mapping=mapping)

@@ -437,7 +437,7 @@ class Embedded(nn.Module):
 
 def test_embeddings_train_with_their_own_qconfig(qat):
     mappings = []
-    for package in (backquant, tq):
+    for package in (backquant.qconfig, tq):
         mapping = package.get_default_qat_qconfig_mapping("x86")
         mappings.append(
             mapping.set_object_type(nn.Embedding, package.default_embedding_qat_qconfig)
