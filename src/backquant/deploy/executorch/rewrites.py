@@ -36,6 +36,8 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
    ``softplus``.
 18. A linear layer that measures its input at each call reads two axes where a convolution reaches it by
    values of four: ExecuTorch 1.5 puts a change of layout between input and layer, and refuses the model.
+19. A mean of integers with a free size is taken in float, and rounded: the delegate's mean of integers has
+   room for its sums as of the first call, and larger sizes give wrong numbers behind it (ExecuTorch 1.5).
 """
 
 from __future__ import annotations
@@ -97,6 +99,7 @@ def rewrite(program: ExportedProgram) -> None:
 
 
 def _mean(node: Any) -> None:
+    _mean_in_float(node)
     source, axes, *more = node.args
     keep = bool(more[0]) if more else bool(node.kwargs.get("keepdim", False))
     rank = source.meta["val"].dim()
@@ -104,6 +107,14 @@ def _mean(node: Any) -> None:
         return
     value = _rounded(node, before(node, node.target, (source, axes, True)))
     replace(node, AtenCalls(node).view(value, sizes_of(node)))
+
+
+def _mean_in_float(node: Any) -> None:
+    """Rule 19. A clamp that changes nothing keeps the delegate from its mean of integers."""
+    source = node.args[0]
+    if is_dequantize(source) and not all(isinstance(n, int) for n in source.meta["val"].shape):
+        widest = torch.finfo(torch.float32)
+        node.replace_input_with(source, AtenCalls(node).clamp(source, widest.min, widest.max))
 
 
 def _rounded(node: Any, value: Any) -> Any:
