@@ -59,10 +59,9 @@ def test_examples_are_true() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # PyTorch's
 def test_objects_at_run_time() -> None:
-    first, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     names: dict[str, Any] = {}
-    exec(compile(first, "docs/migrating.md", "exec"), names)
-    exec(compile(second, "docs/migrating.md", "exec"), names)
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S):
+        exec(compile(block, "docs/migrating.md", "exec"), names)
     quantized, x = names["quantized"], names["x"]
     assert quantized.kernels
     torch.testing.assert_close(quantized(x), names["model"](x), rtol=0, atol=0.1)
