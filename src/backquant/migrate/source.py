@@ -210,8 +210,10 @@ class _Source:
 
     def _separator(self, statement: ast.stmt) -> str:
         """What stands between a statement and one that is added: a line end, or a semicolon."""
-        before = self.lines[statement.lineno - 1][: statement.col_offset].decode()
-        return "; " if before.strip() else "\n" + before
+        line = self.lines[statement.lineno - 1]
+        before = line[: statement.col_offset].decode()
+        end = "\r\n" if line.endswith(b"\r\n") else "\n"
+        return "; " if before.strip() else end + before
 
     def _range(self, node: ast.stmt | ast.expr | ast.alias) -> tuple[int, int]:
         end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
