@@ -32,6 +32,27 @@ def test_external_data(clean, tmp_path) -> None:
         check_onnx(path)
 
 
+@pytest.mark.parametrize("outside", ["../secret.bin", "ABSOLUTE", "link.bin"])
+def test_external_data_lies_beside_the_file(outside: str, clean, tmp_path) -> None:
+    """No path, and no link, leads to a file of another folder, whose numbers findings would print."""
+    edit = clean()
+    edit.constant("w1_scale", [0.1, -0.1, 0.1, 0.1])
+    place = tmp_path / "model"
+    place.mkdir()
+    path, secret = place / "m.onnx", tmp_path / "secret.bin"
+    onnx.save(edit.model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    (place / "w.bin").rename(secret)
+    (place / "link.bin").symlink_to(secret)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = str(secret) if outside == "ABSOLUTE" else outside
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ExportError, match="cannot be read"):
+        check_onnx(path)
+
+
 def test_weights_are_not_read(clean, tmp_path) -> None:
     """Only scales and zero points are; here the weights lie in a file that is not there."""
     edit = clean()
