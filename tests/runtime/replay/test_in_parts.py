@@ -16,6 +16,7 @@ from backquant.runtime.replay import Replays
 from backquant.runtime.replay.fastest import Fastest
 from backquant.runtime.replay.in_parts import Called, InParts, in_parts
 from backquant.runtime.replay.kinds import Arguments
+from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import Recording, known_constants, record
 from backquant.runtime.replay.shortened import shortened
 
@@ -33,7 +34,8 @@ def parts_of(model: nn.Module, *args: Any, **kwargs: Any) -> list[InParts]:
     result, recording = record(model, args, kwargs, constants)
     assert isinstance(recording, Recording)
     tensors = Arguments(args, kwargs).tensors
-    return in_parts(shortened(recording), Called(model, args, kwargs, tensors, constants, result))
+    called = Called(model, args, kwargs, tensors, constants, result)
+    return in_parts(recording, Program(shortened(recording)), called)
 
 
 class Named(NamedTuple):
@@ -50,7 +52,7 @@ class Several(nn.Module):
         rows = (x * self.scale + y["bias"]).relu()
         return {
             "named": Named(rows.transpose(0, 1), self.scale * 2),
-            "rest": [rows.sum(1), 7, None],
+            "rest": [rows[:, 1], 7, None],
         }
 
 
@@ -86,7 +88,7 @@ class Counting(nn.Module):
 
 class Averaging(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x - x.mean(0)
+        return x - x.flip(0)
 
 
 class InPlace(nn.Module):
@@ -110,7 +112,7 @@ class OneLess(nn.Module):
         (Counting(), 4, "writes into what the model is given, or holds"),
         (Averaging(), 4, "over samples"),
         (InPlace(), 4, "writes into what the model is given, or holds"),
-        (OneLess(), 3, "another structure"),
+        (OneLess(), 3, "gives another result"),
         (nn.ReLU(), 1, "there is one sample"),
         (nn.ReLU(), 513, "there are more than 256 samples"),
     ],
@@ -148,7 +150,10 @@ class TimesItsNumber(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [(TimesItsNumber(), "other bits"), (OfOneSize(), "invalid for input of size 3")],
+    [
+        (TimesItsNumber(), "called with 4 for all samples"),
+        (OfOneSize(), "invalid for input of size 3"),
+    ],
 )
 def test_a_model_that_knows_the_number_of_its_samples_is_computed_as_a_whole(
     model: nn.Module, reason: str, capfd: pytest.CaptureFixture[str]
@@ -181,13 +186,18 @@ def test_stock_models_give_the_same_bits(name: str, rows: int, ways: int, infere
     with torch.inference_mode(inference):
         for _ in range(3):
             quantized(x)
-        assert quantized.replays.together == ""
-        (kept,) = quantized.replays._found.values()
-        assert isinstance(kept.program, Fastest)
         y = torch.randn(rows, 3, 64, 64)
+        for _ in range(12):
+            assert torch.equal(quantized(y), quantized.graph_module(y))
+        (kept,) = quantized.replays._found.values()
+        if name != "shufflenet_v2_x0_5" and quantized.replays.together:
+            # on some CPUs: an addition, or a mean, by PyTorch's kernels
+            assert "may give other bits in another batch" in quantized.replays.together
+            assert not isinstance(kept.program, Fastest)
+            return
+        assert isinstance(kept.program, Fastest)
         whole, *parts = (way([y]) for way in kept.program.ways)
         assert len(parts) == ways
         for found in parts:
             assert torch.equal(whole, found)
             assert whole.stride() == found.stride()
-        assert torch.equal(quantized(y), quantized.graph_module(y))

@@ -69,6 +69,18 @@ def pointwise(arguments: Sequence[Any], *_: Any) -> int:
     return rank + last
 
 
+def plainly(place: int, value: Any) -> Rule:
+    """Pointwise, where argument ``place`` is ``value`` or is not there: with another one there is a second
+    operation, which may be joined with the first."""
+
+    def rule(arguments: Sequence[Any], *_: Any) -> int:
+        if len(arguments) > place and arguments[place] != value:
+            raise Mixed("of more than one operation")
+        return pointwise(arguments)
+
+    return rule
+
+
 def leading(count: int) -> Rule:
     """The first ``count`` tensors hold samples along their first dimension, or are the same for all; the
     others are the same for all."""
@@ -95,47 +107,6 @@ def rows(arguments: Sequence[Any], *_: Any) -> int:
     return x.samples
 
 
-def beside(rule: Rule, place: int) -> Rule:
-    """As ``rule``, beside which argument ``place`` may hold samples along the same dimension: what is added,
-    where an overload has it there."""
-
-    def both(arguments: Sequence[Any], size: Size, count: int) -> int:
-        other = arguments[place]
-        holds = isinstance(other, Held) and other.samples is not None
-        if holds and (other.samples, other.size) != (arguments[0].samples, size):
-            raise Mixed("with samples along different dimensions")
-        rest = [value for i, value in enumerate(arguments) if not holds or i != place]
-        return rule(rest, size, count)
-
-    return both
-
-
-def added_rows(arguments: Sequence[Any], *_: Any) -> int:
-    bias, *product = arguments
-    if bias.samples is not None or len(bias.size) > 1:
-        raise Mixed("with a bias of each sample's own")
-    return rows(product)
-
-
-def batched_product(arguments: Sequence[Any], *_: Any) -> int:
-    one, other = arguments[:2]
-    if {one.samples, other.samples} == {0}:
-        return 0
-    if one.samples == 1 and other.samples is None:
-        return 1
-    raise Mixed("over samples")
-
-
-def product(arguments: Sequence[Any], *_: Any) -> int:
-    one, other = arguments[:2]
-    if other.samples is None and len(other.size) == 2:
-        return rows(arguments[:2])
-    if len(one.size) < 3 or one.samples != other.samples or len(one.size) != len(other.size):
-        raise Mixed("of what holds samples along different dimensions")
-    _other_than(one, (-1, -2), "over samples")
-    return int(one.samples or 0)
-
-
 def view(arguments: Sequence[Any], size: Size, count: int) -> int:
     """Blocks stay blocks where as much stands before their dimension as before."""
     x, place = _first(arguments)
@@ -149,13 +120,6 @@ def view(arguments: Sequence[Any], size: Size, count: int) -> int:
 def expanded(arguments: Sequence[Any], size: Size, _: int) -> int:
     x, place = _first(arguments)
     return place - len(x.size) + len(size)
-
-
-def images(arguments: Sequence[Any], *_: Any) -> int:
-    """A list of images, joined by their channels."""
-    if {held.samples for held in _holding(arguments[:1])} != {0}:
-        raise Mixed("with samples along another dimension than the first")
-    return 0
 
 
 def permuted(arguments: Sequence[Any], *_: Any) -> int:
@@ -193,20 +157,6 @@ def sliced(arguments: Sequence[Any], *_: Any) -> int:
     is_whole = not start and (end is None or end >= x.size[dim]) and step == 1
     _other_than(x, () if is_whole else (dim,), "over samples")
     return place
-
-
-def reduced(arguments: Sequence[Any], *_: Any) -> int:
-    (x, place), (dims, keeps) = _first(arguments), (*arguments[1:3], None, None)[:2]
-    if not isinstance(dims, (int, tuple)) or isinstance(dims, bool) or dims == ():
-        raise Mixed("over all dimensions")
-    gone = {dim % len(x.size) for dim in _listed(dims)}
-    _other_than(x, gone, "over samples")
-    return place if keeps is True else place - sum(dim < place for dim in gone)
-
-
-def norm(arguments: Sequence[Any], *_: Any) -> int:
-    x, _power, dims, keeps = arguments[:4]
-    return reduced((x, dims, keeps))
 
 
 def unsqueezed(arguments: Sequence[Any], *_: Any) -> int:
@@ -247,24 +197,11 @@ def padded(arguments: Sequence[Any], *_: Any) -> int:
     return place
 
 
-def batch_norm(arguments: Sequence[Any], *_: Any) -> int:
-    if arguments[5]:
-        raise Mixed("of the statistics of all samples")
-    return leading(1)(arguments, (), 1)
-
-
 def by_itself(arguments: Sequence[Any], *_: Any) -> int:
     """Each value by itself, with what is the same for all."""
     if any(held.samples is not None for held in _holding(arguments[1:])):
         raise Mixed("with something else for each sample")
     return _first(arguments)[1]
-
-
-def layer_norm(arguments: Sequence[Any], *_: Any) -> int:
-    x, place = _first(arguments)
-    if place >= len(x.size) - len(arguments[1]):
-        raise Mixed("over samples")
-    return place
 
 
 def embedded(arguments: Sequence[Any], *_: Any) -> int:

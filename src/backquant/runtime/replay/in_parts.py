@@ -4,12 +4,19 @@ What an operator gives for one image is still in the cache when the next operato
 images it is not. And threads that compute a part each wait for each other once, not at the end of each
 operator.
 
-Only for models that compute each sample by itself (``unmixed``), and where that gives the same bits as the
-whole batch: it is tried on the call that is recorded.
+Only where the operators say that any inputs get the same bits as in the whole batch:
+
+1. each gives a sample the same bits in any batch (``unmixed``); and
+
+2. those of a part are those of the whole, with the same numbers (``alike``): none came from the number of
+   samples.
+
+That both hold is tried all the same, on the call that is recorded and on random inputs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,11 +25,12 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from backquant.operators.samples import Mixed
+from backquant.runtime.replay.alike import check_alike
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import NotReplayable, Recording, Ref, record
 from backquant.runtime.replay.shortened import shortened
 from backquant.runtime.replay.threads import on_threads
-from backquant.runtime.replay.unmixed import Result, samples_apart
+from backquant.runtime.replay.unmixed import Apart, Result, samples_apart
 
 _DIM = 0  # of inputs, that holds samples
 _MOST = 256  # samples that are computed one by one: more are rows of a table
@@ -40,11 +48,11 @@ class Called(NamedTuple):
     result: Any
 
 
-def in_parts(whole: Recording, called: Called) -> list[InParts]:
-    """What gives the result of ``whole``, shortened, in parts: single samples, and, where that is more, all
-    of a thread's samples at once. The model is called with a part of its arguments for each.
+def in_parts(whole: Recording, program: Program, called: Called) -> list[InParts]:
+    """What gives the result of ``whole`` in parts: single samples, and, where that is more, all of a thread's
+    samples at once. The model is called with a part of its arguments for each. ``program``: of the whole.
 
-    Raises ``Mixed`` where samples are not known to be apart, or a part does not give the bits of the whole.
+    Raises ``Mixed`` where parts are not known to give the bits of the whole.
     """
     count = _count(called.tensors)
     leaves = tree_flatten((called.args, called.kwargs))[0]
@@ -56,7 +64,7 @@ def in_parts(whole: Recording, called: Called) -> list[InParts]:
         for name, value in zip(whole.inputs, called.tensors, strict=True)
         if _holds_samples(value, count)
     }
-    results = samples_apart(whole, holding, count)
+    apart = samples_apart(whole, holding, count)
     share, left = divmod(count, torch.get_num_threads())
     sizes = {1} if count <= _MOST else set()
     sizes |= set() if left or share == count else {share}
@@ -65,7 +73,9 @@ def in_parts(whole: Recording, called: Called) -> list[InParts]:
     made, problems = [], []
     for rows in sorted(sizes):
         try:
-            made.append(_part_of(whole, called, results, count, rows))
+            parts = _part_of(whole, called, apart, rows)
+            _check_bits(parts, program, called)
+            made.append(parts)
         except Mixed as problem:
             problems.append(problem)
     if not made:
@@ -73,9 +83,8 @@ def in_parts(whole: Recording, called: Called) -> list[InParts]:
     return made
 
 
-def _part_of(
-    whole: Recording, called: Called, results: Sequence[Result], count: int, rows: int
-) -> InParts:
+def _part_of(whole: Recording, called: Called, apart: Apart, rows: int) -> InParts:
+    count = _count(called.tensors)
     args, kwargs = tree_map(
         lambda value: _part(value, 0, rows, count), (called.args, called.kwargs)
     )
@@ -87,38 +96,41 @@ def _part_of(
         raise Mixed(f"a part of the samples is refused: {problem}") from None
     if isinstance(recording, NotReplayable):
         raise Mixed(str(recording))
-    if not _fits(recording, whole, results, count // rows):
-        raise Mixed("a part of the samples gives a result of another structure")
-    made = InParts(Program(shortened(recording)), results, whole.result, (count, rows))
-    if not _same_bits(made(called.tensors), called.result):
+    check_alike(whole, recording, apart.samples, count // rows)
+    return InParts(Program(shortened(recording)), apart.results, whole.result, (count, rows))
+
+
+def _check_bits(parts: InParts, program: Program, called: Called) -> None:
+    """A second net: nothing that gets here is expected to differ."""
+    if not _same_bits(parts(called.tensors), called.result):
         raise Mixed("a part of the samples gives other bits")
-    return made
+    generator = torch.Generator().manual_seed(0)  # the caller's draws stay what they are
+    others = [_random_like(value, generator) for value in called.tensors]
+    if not _same_bits(parts(others), program(others)):
+        raise Mixed("a part of random samples gives other bits")
+
+
+def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Values in the range of those of ``tensor``, laid out as they are."""
+    size = tuple(tensor.shape)
+    if not tensor.numel() or tensor.is_complex():
+        return tensor
+    if tensor.is_floating_point():
+        widest = float(tensor.abs().max())
+        width = widest if 0 < widest < math.inf else 1.0
+        values = torch.randn(size, generator=generator) * (width / 3)
+    else:
+        low, high = int(tensor.min()), int(tensor.max())
+        values = torch.randint(
+            low, min(high + 1, 2**63 - 1) if high > low else low + 1, size, generator=generator
+        )
+    made = torch.empty_strided(size, tensor.stride(), dtype=tensor.dtype)
+    return made.copy_(values)
 
 
 def _same_bits(one: Any, other: Any) -> bool:
     pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b) for a, b in pairs)
-
-
-def _fits(part: Recording, whole: Recording, results: Sequence[Result], parts: int) -> bool:
-    """Whether the result of ``part`` is one of so many parts of that of the whole: the tensors' sizes, and
-    what is no tensor."""
-    (ours, structure), (leaves, its) = tree_flatten(part.result), tree_flatten(whole.result)
-    if structure != its:
-        return False
-    made = iter(results)
-    for one, other in zip(ours, leaves, strict=True):
-        if not isinstance(other, Ref):
-            if one != other:
-                return False
-            continue
-        each = next(made)
-        size = list(each.size)
-        if each.samples is not None:
-            size[each.samples] //= parts
-        if not isinstance(one, Ref) or list(part.layouts[one.name].size) != size:
-            return False
-    return True
 
 
 def _count(tensors: Sequence[torch.Tensor]) -> int:

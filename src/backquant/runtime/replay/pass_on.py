@@ -3,6 +3,10 @@
 Between kernels stand plain integers; those that run on quantized tensors make one from their input and
 show their result as integers. A recording of two such kernels in a row makes a quantized tensor of what one
 shows already: here the second reads the first's result as it is, and views that nothing reads go.
+
+Why that is equal for any input: the two quantized tensors have the same integers, since both are a copy or a
+view of the same memory; the same scale and zero point; and the same sizes and strides, so that a kernel takes
+the same way through them. And nothing writes into that memory, so that a copy is what was copied.
 """
 
 from __future__ import annotations
@@ -13,7 +17,13 @@ from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from backquant.runtime.replay.overloads import AS_STRIDED, COPY, SETS, WITHOUT_EFFECT
+from backquant.runtime.replay.overloads import (
+    AS_STRIDED,
+    COPY,
+    REPLAYED_AS,
+    SETS,
+    WITHOUT_EFFECT,
+)
 from backquant.runtime.replay.record import Call, Recording, Ref
 
 
@@ -34,6 +44,7 @@ class _Pass:
         self.renamed: dict[str, str] = {}
         # from the name of a plain integer tensor to that of the quantized tensor with the same memory
         self.quantized: dict[str, str] = {}
+        self.written = written(recording)
 
     def visit(self, call: Call) -> None:
         call = replace(call, arguments=tuple(self._renamed(value) for value in call.arguments))
@@ -70,17 +81,18 @@ class _Pass:
 
     def _note_view(self, call: Call, output: str) -> None:
         source = self._viewed(call)
-        if source is not None and self.layouts[source].qparams is not None:
+        if source is None or self.layouts[source].qparams is None:
+            return
+        if source not in self.written:
             self.quantized[output] = source
 
     def _known(self, call: Call, output: str) -> str | None:
         """The quantized tensor that is there already, of what the call would make one."""
         source = call.arguments[0].name if call.operator is COPY else self._viewed(call)
         known = self.quantized.get(source) if source is not None else None
-        qparams = self.layouts[output].qparams
-        if known is None or qparams is None or self.layouts[known].qparams != qparams:
+        if known is None or self.layouts[output].qparams is None:
             return None
-        return known
+        return known if self.layouts[known] == self.layouts[output] else None
 
     def finish(self) -> Recording:
         result = _map_refs(self.old.result, self._renamed)
@@ -97,6 +109,34 @@ class _Pass:
             calls=kept[::-1],
             result=result,
         )
+
+
+def written(recording: Recording) -> set[str]:
+    """The tensors of ``recording`` whose memory an operator writes into, as its schema says.
+
+    ``set_`` shows memory, and writes nothing. Cost: linear.
+
+    >>> import torch
+    >>> from backquant.runtime.replay.record import record
+    >>> _, recording = record(lambda x: (x + 1).view(-1).relu_() * 2, (torch.ones(1, 2),), {}, list)
+    >>> sorted(written(recording))
+    ['%1', '%2', '%3']
+    """
+    memory: dict[str, str] = {}
+    found: set[str] = set()
+    for call in recording.calls:
+        schema = REPLAYED_AS.get(call.operator, call.operator)._schema
+        shown = [r.name for r in _refs(call.arguments[1:2])] if call.operator in SETS else []
+        for argument, value in zip(schema.arguments, call.arguments, strict=True):
+            if argument.alias_info is None or call.operator in SETS:
+                continue
+            shown += [ref.name for ref in _refs(value)]
+            if argument.alias_info.is_write:
+                found.update(memory.get(ref.name, ref.name) for ref in _refs(value))
+        for name in (n for output in call.outputs for n in _names(output)):
+            if shown:
+                memory[name] = memory.get(shown[0], shown[0])
+    return {name for name in recording.layouts if memory.get(name, name) in found}
 
 
 def _names(output: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 Invariants
 
 1. A call is replayed only for arguments like those of its recording: the same structure, and for each
-   tensor the same shape, dtype, strides and offset.
+   tensor the same shape, dtype, strides and offset. And with as many threads: PyTorch's kernels share values
+   among them, and the last ones of a share may be rounded otherwise; what depends on no input was computed
+   when the program was made.
 2. Inputs of a new kind run operator by operator the first time, are recorded the second time and
    replayed from then on: what is seen once costs nothing. The few latest kinds are kept.
 3. Nothing is replayed where someone looks: under hooks, another dispatch or function mode, a profiler's
@@ -12,7 +14,7 @@ Invariants
 5. A parameter or buffer that was replaced (``load_state_dict(assign=True)``, an attribute set, new
    ``.data``) makes the recordings void that read it.
 6. In a process that was forked nobody else records.
-7. A batch may be computed sample by sample: if no operator mixes samples, and each bit is the same.
+7. A batch may be computed sample by sample: if the operators give each sample the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -90,9 +92,9 @@ class Replays:
         if self._never or any(self._hooks) or is_watched():
             return self._plainly(args, kwargs)
         given = Arguments(args, kwargs, takes_objects=self._takes_objects)
-        key = given.kind
-        if key is None:
+        if given.kind is None:
             return self._plainly(args, kwargs)
+        key = given.kind, torch.get_num_threads()
         now = packings()
         # a new dict: another thread that is recording writes to the old one, which nobody reads
         if now != self._packings:
@@ -147,7 +149,7 @@ class Replays:
             places = _places(self.module, recording.constants.values())
             tensors = Arguments(args, kwargs, takes_objects=self._takes_objects).tensors
             called = Called(self.module, args, kwargs, tensors, constants, result)
-            made = _Recorded(self._program(shortened(recording), called), places)
+            made = _Recorded(self._program(recording, called), places)
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""
@@ -158,9 +160,9 @@ class Replays:
 
     def _program(self, whole: Recording, called: Called) -> Way:
         """``whole`` as a program, beside it in parts where that can be."""
-        program = Program(whole)
+        program = Program(shortened(whole))
         try:
-            parts = in_parts(whole, called)
+            parts = in_parts(whole, program, called)
         except Mixed as problem:
             self.together = str(problem)
             return program

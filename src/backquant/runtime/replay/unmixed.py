@@ -1,13 +1,13 @@
-"""Whether the operators of a recording compute each sample of a batch by itself.
+"""Whether the operators of a recording compute each sample of a batch by itself, to the last bit.
 
-So that sample s of the result depends on sample s of the inputs only:
+So that the bits of sample s of the result follow from sample s of the inputs:
 
-1. each operator that reads what holds samples is known to compute block s of its result from blocks s of its
-   arguments (``backquant.operators.samples``), or shows memory as it was written; and
+1. each operator is known to compute block s of its result from blocks s of its arguments, in the same way in
+   any batch (``backquant.operators.samples``), or shows memory as it was written; and
 
-2. nothing is written into constants or inputs, and no random numbers are drawn.
+2. nothing is written into constants or inputs.
 
-What a model does with the number of samples as a number, this does not see.
+What a model does with the number of samples as a number, ``alike`` sees.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_flatten
 
-from backquant.operators.samples import Held, Mixed, dimension_of_samples, draws_numbers, repeated
+from backquant.operators.samples import (
+    Held,
+    Mixed,
+    check_numbers,
+    dimension_of_samples,
+    repeated,
+)
 from backquant.runtime.replay.overloads import AS_STRIDED, SETS
 from backquant.runtime.replay.record import Call, Recording, Ref
 
@@ -33,8 +39,16 @@ class Result(NamedTuple):
     samples: int | None
 
 
-def samples_apart(recording: Recording, samples: Mapping[str, int], count: int) -> list[Result]:
-    """The tensors of the result, in their order. Raises ``Mixed`` if samples are not apart.
+class Apart(NamedTuple):
+    """``results``: the tensors of the result, in their order. ``samples``: the dimension of each tensor that
+    holds samples."""
+
+    results: list[Result]
+    samples: Mapping[str, int | None]
+
+
+def samples_apart(recording: Recording, samples: Mapping[str, int], count: int) -> Apart:
+    """Raises ``Mixed`` if samples are not apart.
 
     ``samples``: the dimension that holds the ``count`` samples, of those inputs that have one, by name. Cost:
     linear.
@@ -42,12 +56,12 @@ def samples_apart(recording: Recording, samples: Mapping[str, int], count: int) 
     >>> from backquant.runtime.replay.record import record
     >>> def apart(function):
     ...     _, found = record(function, (torch.ones(4, 3),), {}, list)
-    ...     return samples_apart(found, {found.inputs[0]: 0}, 4)
-    >>> apart(lambda x: torch.relu(x).sum(1))
-    [Result(size=(4,), stride=(1,), dtype=torch.float32, samples=0)]
-    >>> apart(lambda x: x - x.mean(0, True))
+    ...     return samples_apart(found, {found.inputs[0]: 0}, 4).results
+    >>> apart(lambda x: torch.relu(x) * 2)
+    [Result(size=(4, 3), stride=(3, 1), dtype=torch.float32, samples=0)]
+    >>> apart(lambda x: torch.relu(x).flip(0))
     Traceback (most recent call last):
-    backquant.operators.samples.rules.Mixed: aten::mean over samples
+    backquant.operators.samples.rules.Mixed: aten::flip over samples
     >>> apart(lambda x: x.relu_() + 1)
     Traceback (most recent call last):
     backquant.operators.samples.rules.Mixed: aten::relu_ writes into what the model is given, or holds
@@ -55,7 +69,7 @@ def samples_apart(recording: Recording, samples: Mapping[str, int], count: int) 
     found = _Samples(recording, samples, count)
     for call in recording.calls:
         found.visit(call)
-    return found.results()
+    return Apart(found.results(), found.samples)
 
 
 class _Samples:
@@ -67,9 +81,9 @@ class _Samples:
         self.shown: dict[str, str] = {}  # by the name of a flat view: what it shows
 
     def visit(self, call: Call) -> None:
-        if draws_numbers(call.operator, call.arguments):
-            raise Mixed(f"{call.operator._schema.name} draws random numbers")
         outputs, read = _outputs(call), _names(call.arguments)
+        if torch.Tag.nondeterministic_seeded in call.operator.tags:
+            raise Mixed(f"{call.operator._schema.name} draws random numbers")
         self._check_writes(call, outputs, read)
         if call.operator is AS_STRIDED:  # no name of ``samples``: nothing but ``set_`` may read it
             self.shown[outputs[0]] = call.arguments[0].name
@@ -90,6 +104,7 @@ class _Samples:
     def _place(self, call: Call, outputs: list[str], read: set[str]) -> int | None:
         if call.operator in SETS:
             return self._shown(call, outputs[0])
+        self._check_numbers(call, read, outputs)
         if not read <= self.samples.keys():
             raise Mixed(
                 f"{call.operator._schema.name} reads memory in another way than it was written"
@@ -99,6 +114,11 @@ class _Samples:
         if all(self.samples[name] is None for name in read):
             return repeated(call.operator, arguments, size, self.count)
         return dimension_of_samples(call.operator, arguments, size, self.count)
+
+    def _check_numbers(self, call: Call, read: set[str], outputs: list[str]) -> None:
+        layouts = self.recording.layouts
+        dtypes = ([layouts[name].dtype for name in names] for names in (read, outputs))
+        check_numbers(call.operator, *dtypes)
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Ref):
