@@ -27,7 +27,7 @@ def test_an_index_names_files_beside_it(name: str, tmp_path: Path) -> None:
     outside = str(tmp_path / "secret.safetensors") if name == "ABSOLUTE" else name
     index = place / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": outside}}), encoding="utf-8")
-    with pytest.raises(ArtifactError, match="secret.safetensors does not hold"):
+    with pytest.raises(ArtifactError, match=r"secret\.safetensors does not hold"):
         WeightFiles.of(index)
     save_file({"w": torch.zeros(2)}, place / "secret.safetensors")
     assert WeightFiles.of(index).files["w"].parent == place

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from backquant.cli.console import DONE, NO, emit, guarded, stop
-from backquant.errors import UsageError
+from backquant.errors import UsageError, command
 
 if TYPE_CHECKING:
     from backquant.deploy.tensorrt import Finding
@@ -32,7 +32,8 @@ def check_file(path: str, target: str | None, *, as_json: bool) -> None:
     with guarded(as_json=as_json):
         if target not in _TARGETS:
             what = f"no rules are known for {target!r}" if target else "no target is named"
-            raise UsageError(what, where="--for", fix=f"backquant check {path} --for tensorrt")
+            fix = command("backquant", "check", path, "--for", "tensorrt")
+            raise UsageError(what, where="--for", fix=fix)
         from backquant.deploy.tensorrt import check_onnx
 
         found = check_onnx(path)
