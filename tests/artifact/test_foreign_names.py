@@ -12,6 +12,7 @@ from torch import nn
 
 import backquant
 from backquant.artifact.file import manifest_text, packed, read_file
+from backquant.artifact.names import renamed
 from backquant.errors import ArtifactError
 from backquant.graph.call_table import CallTableModule
 from backquant.runtime import QuantizedModel
@@ -121,11 +122,20 @@ def test_keywords_of_functions_that_choose_another_are_stored(
     assert torch.equal(backquant.load(tmp_path / "m.bq")(x), model(x))
 
 
-def test_unknown_keywords_are_refused(quantized: QuantizedModel, tmp_path: Path) -> None:
+def test_unknown_keywords_are_refused(
+    quantized: QuantizedModel, tmp_path: Path, snapshot: Callable[..., None]
+) -> None:
     path = rewritten(
         quantized,
         tmp_path / "m.bq",
         lambda rows: call(rows, "call_function", "torch.ops.aten.relu.default", [], {"dim": 1}),
     )
-    with pytest.raises(ArtifactError, match="no argument 'dim'"):
+    with pytest.raises(ArtifactError) as refused:
         backquant.load(path)
+    snapshot("keyword", refused.value)
+
+
+def test_a_path_is_no_name_in_a_table(snapshot: Callable[..., None]) -> None:
+    with pytest.raises(ArtifactError) as refused:
+        renamed({"block": 1, "block.weight": 2}, "the model")
+    snapshot("path-in-a-table", refused.value)

@@ -72,10 +72,11 @@ def test_prepared_models_are_refused(made: Callable[[], nn.Module], flow: str) -
 
 
 @pytest.mark.parametrize("made", MODELS[:-1], ids=lambda made: made.__name__[1:])
-def test_the_fix_works(made: Callable[[], nn.Module]) -> None:
+def test_the_fix_works(made: Callable[[], nn.Module], snapshot: Callable[..., None]) -> None:
     model = made()
     with pytest.raises(UsageError) as refused:
         backquant.quantize(model, calibration=[X])
+    snapshot(made.__name__[1:], refused.value)
     converted = eval(refused.value.fix, {"model": model, "backquant": backquant})
     assert converted.report.quantized
     assert converted(X).shape == (16, 8)

@@ -82,10 +82,11 @@ def test_every_weight_is_looked_at(place: str, value: float) -> None:
     assert refused.value.where == place
 
 
-def test_the_fix_finds_them() -> None:
+def test_the_fix_finds_them(snapshot: Callable[..., None]) -> None:
     model = _diverged("1.running_var", math.nan)
     with pytest.raises(UsageError) as refused:
         backquant.quantize(model, calibration=[X])
+    snapshot("not-finite", refused.value)
     assert eval(refused.value.fix.splitlines()[1], {"model": model}) == ["1.running_var"]
 
 

@@ -45,7 +45,6 @@ for words in sys.argv[1:]:
 """
 EXTRAS = {
     "demo": "demo",
-    "migrate .": "migrate",
     "export ort.bq --to onnx -o model.onnx": "onnx",
     "export ort.bq --to openvino -o model.xml": "openvino",
     "export ort.bq --to executorch -o model.pte": "executorch",

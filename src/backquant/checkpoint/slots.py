@@ -6,7 +6,7 @@ activations are numbers in the graph of the reference model, and tensors here.
 1. ``conv.weight``, ``conv.weight_scale``, ``conv.weight_zero_point``, ``conv.bias``: of a fused module, too.
 2. ``conv.scale``, ``conv.zero_point``: the output of a layer with tensors, or of an activation with a scale.
 3. ``conv_input_scale_0``, ``_scale_0``: any other value, as PyTorch's reference model names it.
-4. ``_packed_weight_0.weight``, ``.weight_scale``, ``.weight_zero_point``: a weight that is passed to a
+4. ``_packed_weight_0_weight``, ``_weight_scale``, ``_weight_zero_point``: a weight that is passed to a
    function, where PyTorch has an object of its engine.
 
 A slot is also met under the keys of PyTorch's engines, as ``plain_state`` writes them, and under those of the
@@ -16,7 +16,7 @@ reference model: ``w_quantized_0``, ``w_scale_0``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -171,9 +171,9 @@ class _Graph:
             kind, low, high = _of_weight(module, name)
         elif path in self.functional and _STORED in path:
             kind, (low, high) = Kind.INTEGERS, _bounds(value.dtype)
-            keys = [*(f"{key}.weight" for key in self.functional[path]), *keys]
+            keys = [*_of_function(self.functional[path], "weight"), *keys]
         elif path in self.functional:
-            keys = [*(f"{key}.{_part(path)}" for key in self.functional[path]), *keys]
+            keys = [*_of_function(self.functional[path], _part(path)), *keys]
             kind = {"weight_scale": Kind.SCALE, "weight_zero_point": Kind.ZERO_POINT}.get(
                 _part(path), kind
             )
@@ -191,6 +191,12 @@ def _is_of_halves(module: nn.Module, name: str) -> bool:
     if not isinstance(module, IntegerWeights) or weight == name:
         return False
     return module.get_buffer(weight).is_floating_point()
+
+
+def _of_function(packed: Iterable[str], part: str) -> Iterator[str]:
+    """Ours, names of the root, and those of PyTorch's packed weights that were unpacked."""
+    for end in ("_", "."):
+        yield from (f"{key}{end}{part}" for key in packed)
 
 
 def _part(path: str) -> str:

@@ -175,6 +175,28 @@ def _run(module: fx.GraphModule, table: tuple[_Call, ...], values: list[Any]) ->
             values[done] = None
 
 
+def failed_node(error: Exception, module: fx.GraphModule) -> fx.Node | None:
+    """The node of ``module`` whose call raised ``error``; ``None`` if none did.
+
+    >>> module = CallTableModule({}, fx.symbolic_trace(lambda x: (x + 1) / 0).graph)
+    >>> try: module(1)
+    ... except ZeroDivisionError as error: print(failed_node(error, module))
+    truediv
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        running = trace.tb_frame.f_locals
+        if trace.tb_frame.f_code is _run.__code__ and running["module"] is module:
+            calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+            return next(
+                node
+                for node, call in zip(calls, running["table"], strict=True)
+                if call.place == running["place"]
+            )
+        trace = trace.tb_next
+    return None
+
+
 def _calls(graph: fx.Graph, places: _Places) -> Iterator[_Call]:
     dropped = _last_reads(graph)
     for node in graph.nodes:

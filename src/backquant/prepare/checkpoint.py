@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from backquant.errors import UsageError
+from backquant.identifiers import label
 from backquant.observe import FixedQParamsObserver, is_fake_quantize, is_observer_or_fake_quantize
 
 _OBSERVER = "activation_post_process_"
@@ -35,14 +36,15 @@ State = Mapping[str, Any]
 
 def check_state(prepared: nn.Module, state: State, *, strict: bool) -> dict[str, nn.Module]:
     """The observers that rule 3 puts in place of those of ``prepared``, by path. Raises UsageError."""
-    observers = dict(_outermost(prepared))
+    paths = {label(path): path for path, _ in _outermost(prepared)}
+    observers = {label(path): observer for path, observer in _outermost(prepared)}
     parts = _parts_of(state, observers)
     replaced: dict[str, nn.Module] = {}
     problems: list[str] = list(_shared_otherwise(observers, parts))
     for path, observer in observers.items():
         fixed = _fixed(observer, parts.get(path, {}))
         if fixed is not None:
-            replaced[path] = fixed
+            replaced[paths[path]] = fixed
         trial = copy.deepcopy(observer) if fixed is None else fixed
         problems += [f"{path}.{problem}" for problem in _tried(trial, parts.get(path, {}), strict)]
     inside = tuple(f"{path}." for path in observers)

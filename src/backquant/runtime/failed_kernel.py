@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,6 +10,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from backquant.errors import BackquantError, EngineError, InputError, literal
+from backquant.graph.call_table import failed_node
 from backquant.lower.engine import is_built_in
 from backquant.runtime.failed_call import failed_call, sentence
 from backquant.runtime.interpreted import Interpreted
@@ -77,13 +77,13 @@ def _failed_kernel(
     engine = record.engine
     if isinstance(error, BackquantError) or engine is None or is_built_in(engine.name):
         return None
-    node = failing_node(error, module)
+    node = failed_node(error, module)
     if node is None:
         try:
             with torch.no_grad():
                 Interpreted(module)(*inputs[0], **inputs[1])
         except Exception as again:
-            node, error = failing_node(again, module), again
+            node, error = failed_node(again, module), again
     uses = (use for use in record.kernels if node is not None and _stands_for(node, use.nodes))
     use = next(uses, None)
     if use is None or node is None:
@@ -96,27 +96,6 @@ def _failed_kernel(
         where=f"{layer}, node {node.name}",
         fix=f"qconfig_mapping.set_module_name({literal(layer)}, None) leaves it in float",
     )
-
-
-def failing_node(error: Exception, module: fx.GraphModule) -> fx.Node | None:
-    """The node of ``module`` that raised ``error``, by the line of its code; ``None`` if none did.
-
-    >>> module = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    >>> try: module.forward(torch.zeros(3))
-    ... except RuntimeError as error: print(failing_node(error, module))
-    _0
-    """
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if frame.f_code.co_name == "forward" and frame.f_locals.get("self") is module:
-            line = linecache.getline(frame.f_code.co_filename, trace.tb_lineno, frame.f_globals)
-            name = line.partition("=")[0].partition(":")[0].strip()
-            found: list[fx.Node] = [node for node in module.graph.nodes if node.name == name]
-            if found:
-                return found[0]
-        trace = trace.tb_next
-    return None
 
 
 def _stands_for(node: fx.Node, names: tuple[str, ...]) -> bool:

@@ -51,7 +51,7 @@ class _Turns:
         others = [name for name in quantized_engines() if name not in (engine, "none")]
         backend: Any = torch.backends.quantized
         with self.packing, self._change:
-            if others and backend.engine == engine:
+            if others and backend.engine == engine and not _changed:  # one that packs keeps its own
                 self._users, backend.engine = engine, others[0]
             self.enter()
 

@@ -24,12 +24,10 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from backquant.operators.samples import Mixed
-from backquant.runtime.replay.overloads import AS_STRIDED, CLONE, COPY, REPLAYED_AS, SETS
+from backquant.runtime.replay.overloads import AS_STRIDED, BLANK, CLONE, COPIES, COPY, REPLAYED_AS, SETS
 from backquant.runtime.replay.record import Call, Layout, Recording, Ref
 
 _aten = torch.ops.aten
-_BLANK = frozenset({_aten.empty.memory_format, _aten._empty_affine_quantized.default})
-_COPIES = frozenset({CLONE, _aten.contiguous.default, _aten.detach.default, _aten.alias.default})
 #: The places of arguments that are sizes of the result.
 _SIZES = MappingProxyType(
     {
@@ -110,7 +108,7 @@ class _Values:
             self._visit(call)
 
     def _visit(self, call: Call) -> None:
-        if call.operator in _BLANK:
+        if call.operator in BLANK:
             return
         if call.operator is AS_STRIDED:
             self._strided(call.arguments[0].name, _names(call)[0])
@@ -118,7 +116,7 @@ class _Values:
             self._set(call, _names(call)[0])
         elif call.operator is COPY:
             self._show(call.arguments[0].name, _names(call)[0], shares=False)
-        elif call.operator in _COPIES:
+        elif call.operator in COPIES:
             source, name = call.arguments[0].name, _names(call)[0]
             self.values[name] = self.read(source)
             self._share(source, name)

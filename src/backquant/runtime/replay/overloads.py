@@ -14,10 +14,12 @@ CLONE = _aten.clone.default
 DEQUANTIZE = _aten.dequantize.self
 #: Makes a quantized tensor from plain integers.
 COPY = _aten._make_per_tensor_quantized_tensor.default
+#: A tensor without values.
+BLANK = frozenset({_aten.empty.memory_format, _aten._empty_affine_quantized.default})
+#: The result has the values of the argument.
+COPIES = frozenset({CLONE, _aten.contiguous.default, _aten.detach.default, _aten.alias.default})
 #: Operators without side effects; ``set_`` counts, since it is applied to new tensors only.
-WITHOUT_EFFECT = frozenset(
-    {COPY, *SETS, AS_STRIDED, _aten._empty_affine_quantized.default, _aten.empty.memory_format}
-)
+WITHOUT_EFFECT = frozenset({COPY, *SETS, AS_STRIDED, *BLANK})
 #: Operators of recordings that are replaced where a recording becomes a graph.
 REPLAYED_AS = {
     SET_STORAGE: SET_TENSOR,
