@@ -1,6 +1,7 @@
 # The commands of the README:
 #   make demo   train a small CNN on real scans, quantize it, run it on int8 kernels, show the report
-#   make test   lint, types, import contracts, size check, docs check, and every test
+#   make test   lint, types, import contracts, size check, docs check, and the tests; under 15 minutes on two cores
+#   make long   the tests of tests/long_tests.txt, which take seconds each: stock models, compilers, whole exports
 #   make bench  speed, quality, calibration, scaling, memory, start, beside the peers; about 20 minutes.
 #               One section: make bench-models (-calibration, -scaling, -memory, -startup, -profiles,
 #               -kernels, -qat, -roofline, -decoder, -quick: six models in 4 minutes), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
@@ -28,7 +29,7 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(PIP) install --quiet --no-compile $(INDEX) -c constraints.txt
 
-.PHONY: demo test check lint types contracts sizes docs docs-check unit bench install-bench wheel wheel-kernels sbom audit clean
+.PHONY: demo test check lint types contracts sizes docs docs-check unit long bench install-bench wheel wheel-kernels sbom audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/backquant demo --backend $(BACKEND) --out out/demo
@@ -56,8 +57,13 @@ docs: $(VENV)/.test
 docs-check: $(VENV)/.test
 	$(BIN)/python tools/generate_backend_docs.py --check
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations=10
+
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations=10
+	$(PYTEST) -m "not long"
+
+long: $(VENV)/.test
+	$(PYTEST) -m long
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else "backquant is tested with Python 3.11: make PYTHON=python3.11 ...")'

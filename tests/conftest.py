@@ -39,6 +39,8 @@ os.environ["BACKQUANT_KERNELS"] = "off"
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 #: Tests of what an x86 CPU without VNNI does not do: sum 8-bit products without saturating 16 bits.
 NEEDS_VNNI = Path(__file__).parent / "needs_vnni.txt"
+#: Tests of the tier ``long``: ``make long`` runs them, ``make test`` the others.
+LONG_TESTS = Path(__file__).parent / "long_tests.txt"
 #: Rooms of long tests run first, so that all workers end together (``--no-loadscope-reorder``).
 LONG_FIRST = ("stock", "deploy", "runtime", "examples", "trust", "tools", "report", "api")
 
@@ -119,7 +121,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=rank)
     saturating = _listed(NEEDS_VNNI) if _saturates() else set()
+    long_tests = _listed(LONG_TESTS)
     for item in items:
+        if not long_tests.isdisjoint(_scopes(item)):
+            item.add_marker(pytest.mark.long)
         if not saturating.isdisjoint(_scopes(item)):
             item.add_marker(pytest.mark.skip("8-bit products saturate on this CPU"))
         if item.get_closest_marker("xdist_group") is None:

@@ -24,7 +24,14 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from backquant.operators.samples import Mixed
-from backquant.runtime.replay.overloads import AS_STRIDED, BLANK, CLONE, COPIES, COPY, REPLAYED_AS, SETS
+from backquant.runtime.replay.overloads import (
+    AS_STRIDED,
+    BLANK,
+    COPIES,
+    COPY,
+    REPLAYED_AS,
+    SETS,
+)
 from backquant.runtime.replay.record import Call, Layout, Recording, Ref
 
 _aten = torch.ops.aten
