@@ -27,7 +27,7 @@ timm.vit_tiny_patch16_224
 torch.nn.LSTM
 """
 _SOME = """
-torchvision.efficientnet_b0: kernels sizes
+torchvision.efficientnet_b0: kernels sizes repeated
 torchvision.SwinTransformer: kernels sizes saved
 torchvision.swin_v2: kernels sizes
 torchvision.MaxVit: kernels sizes saved
@@ -36,7 +36,7 @@ timm.mixer_s32_224: saved
 transformers.PvtV2Model: saved
 transformers.LevitModel: saved
 torchvision.lraspp_mobilenet_v3_large: kernels saved
-smp.Unet: kernels saved
+smp.Unet: kernels saved repeated
 smp.Linknet: kernels saved
 transformers.SegformerForSemanticSegmentation: kernels saved
 torchvision.ssdlite320_mobilenet_v3_large: kernels saved
@@ -45,18 +45,18 @@ transformers.DetrForObjectDetection: saved
 facenet.PNet: kernels sizes saved onnxruntime
 facenet.RNet: kernels saved
 facenet.ONet: kernels saved
-transformers.BertModel: kernels saved
+transformers.BertModel: kernels saved repeated
 transformers.DistilBertModel: kernels saved
 transformers.DebertaV2Model: saved
 transformers.ModernBertModel: kernels saved
 transformers.T5EncoderModel: kernels saved
 torch.nn.TransformerEncoder: kernels saved
 torch.nn.MultiheadAttention: kernels saved
-transformers.GPT2LMHeadModel: kernels saved
+transformers.GPT2LMHeadModel: kernels saved repeated
 transformers.LlamaForCausalLM one step: kernels saved
 transformers.T5ForConditionalGeneration: kernels saved
 transformers.Wav2Vec2ForCTC: kernels saved
-silero_vad: kernels saved
+silero_vad: kernels saved repeated
 torchcrepe.tiny: kernels saved
 torchfm.WideAndDeepModel: kernels sizes saved onnxruntime openvino
 torchfm.DeepFactorizationMachineModel: kernels saved

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_map_only
 
 import backquant
 from backquant.api import one_call
@@ -40,6 +43,7 @@ __all__ = [
 ]
 
 CALIBRATION = 3
+CALLS, THREADED = 250, 50  # of the road ``repeated``
 Run = Callable[[], list[torch.Tensor]]
 
 
@@ -203,6 +207,58 @@ def sizes(made: Quantized) -> Outcome:
     return Outcome(note=f"{len(made.entry.others)} other sizes")
 
 
+def repeated(made: Quantized) -> Outcome:
+    """250 calls of five inputs in changing order, of other sizes between them, then of two threads at once:
+    every one gives the bits of the graph run operator by operator."""
+    plain = copy.deepcopy(made.result)
+    plain.graph_module.register_forward_hook(lambda *_: None)  # what has hooks is not recorded
+    torch.manual_seed(4)
+    others = [made.entry.sample(*other) for other in made.entry.others[:2]]
+    given = [*_telling(made.inputs), made.entry.sample(), *others]
+    wanted = [tensors(call(plain, inputs)) for inputs in given]
+    order = random.Random(0).choices(range(len(given)), k=CALLS - len(given))
+    model = made.result
+    for place in (*range(len(given)), *order):
+        _check_bits(place, tensors(call(model, given[place])), wanted[place])
+    with ThreadPoolExecutor(2) as threads:
+        answers = threads.map(
+            lambda place: (place, tensors(_direct(model, given[place]))), order[:THREADED]
+        )
+        for place, got in answers:
+            _check_bits(place, got, wanted[place])
+    return Outcome(note=f"{CALLS + THREADED} calls of {len(given)} inputs")
+
+
+def _direct(model: Any, inputs: Any) -> Any:
+    """``call`` without the generator of random numbers, which threads share."""
+    inputs = copy.deepcopy(inputs)
+    with torch.no_grad():
+        if isinstance(inputs, dict):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def _telling(inputs: Any) -> list[Any]:
+    """``inputs`` with other values: zeros, a constant, extremes, those of a quiet sample."""
+    changes: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        torch.zeros_like,
+        lambda value: torch.full_like(value, 0.5),
+        lambda value: value.sign() * 1e4,
+        lambda value: value * 1e-3,
+    ]
+    return [tree_map_only(torch.Tensor, partial(_of_floats, c), inputs) for c in changes]
+
+
+def _of_floats(change: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> torch.Tensor:
+    return change(value) if value.is_floating_point() else value
+
+
+def _check_bits(place: int, got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for one, two in zip(got, wanted, strict=True):
+        if not torch.allclose(one, two, rtol=0, atol=0, equal_nan=True):
+            raise WrongNumbersError(f"other bits than the graph's for input {place}")
+
+
 def _structure(value: Any) -> Any:
     """Classes, names and shapes of what a model returns."""
     if isinstance(value, torch.Tensor):
@@ -330,6 +386,7 @@ def _inductor(path: Path, made: Quantized) -> Run:
 SETUPS = {
     "kernels": Setup("x86"),
     "sizes": Setup("x86"),
+    "repeated": Setup("x86"),
     "saved": Setup("x86"),
     "chosen": Setup("x86", slower="float"),
     "compiled": Setup("x86"),
@@ -342,6 +399,7 @@ SETUPS = {
 _ROADS: dict[str, Callable[[Quantized], Outcome]] = {
     "kernels": kernels,
     "sizes": sizes,
+    "repeated": repeated,
     "saved": saved,
     "chosen": chosen,
     "compiled": compiled,
