@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -20,6 +21,8 @@ from backquant.backend_config import (
     list_backends,
 )
 from backquant.backend_config.diff import diff
+from backquant.backend_config.leave_float import LeaveFloat
+from backquant.backend_config.tables import default_lines
 
 STATIC = DTypeConfig(torch.quint8, torch.quint8)
 BOUNDED = DTypeConfig(DTypeWithConstraints(torch.quint8, quant_max_upper_bound=127), torch.quint8)
@@ -148,6 +151,24 @@ def test_entries_added_and_removed():
         ("torch.mul", "added"),
     ]
     assert str(result.entries[0].fields[0]) == "- dtype_configs: quint8 → quint8"
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(BackendDefaults)])
+def test_every_field_of_the_defaults_has_a_line(field):
+    values = {
+        "overrides": (DefaultOverride(operators=("view",), qat_output=MINMAX),),
+        "leave_float": (LeaveFloat((torch.add,), after=(torch.nn.Linear,)),),
+    }
+    defaults = BackendDefaults(MINMAX, MINMAX)
+    changed = dataclasses.replace(defaults, **{field: values.get(field, HISTOGRAM)})
+    first, second = (BackendConfig("mine").set_defaults(d) for d in (defaults, changed))
+    (change,) = changes(first, second)
+    assert field.partition("_")[0] in change or field in change
+    assert "order" not in change
+    if field == "overrides":
+        assert "qat_output minmax" in change
+    if field not in values:
+        assert any("histogram" in line for line in default_lines(second))
 
 
 def test_defaults():

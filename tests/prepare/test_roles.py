@@ -38,10 +38,21 @@ def test_a_value_passed_twice_is_the_weight():
     assert argument_role(node, values["x"], POSITIONS) is Role.WEIGHT
 
 
-def test_weights_of_normalizations_stay_float():
-    node, values = _call(F.layer_norm, "x", (4,), weight="w", bias="b")
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (F.layer_norm, ((4,),)),
+        (F.group_norm, (2,)),
+        (F.rms_norm, ((4,),)),
+        (F.instance_norm, (None, None)),
+        (F.batch_norm, (None, None)),
+    ],
+)
+def test_weights_of_normalizations_stay_float(function, sizes):
+    node, values = _call(function, "x", *sizes, weight="w")
     assert argument_role(node, values["w"], POSITIONS) is Role.NONE
-    assert argument_role(node, values["b"], POSITIONS) is Role.BIAS
+    by_position, values = _call(function, "x", *sizes, "w")
+    assert argument_role(by_position, values["w"], {}) is Role.NONE
 
 
 def test_argument_nodes_opens_lists_but_not_slices():

@@ -45,7 +45,8 @@ OBSERVERS = (
 #: How a tensor is quantized during training: observer and rounding as two modules, or in one kernel.
 FAKE_QUANTIZES = ("fake_quantize", "fused_moving_average")
 
-_ROLES = ("activation", "weight", "output", "qat_activation", "qat_weight", "qat_output")
+#: What defaults and overrides say how to quantize.
+DEFAULT_ROLES = ("activation", "weight", "output", "qat_activation", "qat_weight", "qat_output")
 EARLIER_NAMES = {"beside_float": "between_float_operators"}
 _MORE = ("overrides", "leave_float")
 
@@ -181,7 +182,7 @@ class DefaultOverride:
         for index, operator in enumerate(self.operators):
             with within(f"operators[{index}]"):
                 normal_form(operator)
-        for role in _ROLES:
+        for role in DEFAULT_ROLES:
             _check_role(getattr(self, role), role)
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,7 +202,7 @@ class DefaultOverride:
         ('reshape',)
         """
         names = ("between_float_operators", *EARLIER_NAMES)
-        check_keys(values, ("operators", *_ROLES, *names), "DefaultOverride")
+        check_keys(values, ("operators", *DEFAULT_ROLES, *names), "DefaultOverride")
         where: dict[str, Any] = {name: bool(values[name]) for name in names if name in values}
         return cls(values.get("operators", ()), **_roles_from_dict(values), **where)
 
@@ -241,7 +242,7 @@ class BackendDefaults:
     qat_output: QuantDefault | None = None
 
     def __post_init__(self) -> None:
-        for role in _ROLES:
+        for role in DEFAULT_ROLES:
             _check_role(getattr(self, role), role)
         object.__setattr__(self, "leave_float", given_rules(self.leave_float))
         for role in ("activation", "weight"):
@@ -308,7 +309,7 @@ class BackendDefaults:
         >>> BackendDefaults.from_dict({"activation": minmax, "weight": minmax})
         BackendDefaults(activation=QuantDefault('minmax'), weight=QuantDefault('minmax'))
         """
-        check_keys(values, (*_ROLES, *_MORE), "BackendDefaults")
+        check_keys(values, (*DEFAULT_ROLES, *_MORE), "BackendDefaults")
         overrides = []
         for index, item in enumerate(values.get("overrides") or ()):
             with within(f"overrides[{index}]"):
@@ -333,13 +334,13 @@ def _check_role(value: Any, role: str) -> None:
 
 
 def _roles_to_dict(record: DefaultOverride | BackendDefaults) -> dict[str, Any]:
-    roles = {role: getattr(record, role) for role in _ROLES}
+    roles = {role: getattr(record, role) for role in DEFAULT_ROLES}
     return {role: value.to_dict() for role, value in roles.items() if value is not None}
 
 
 def _roles_from_dict(values: Mapping[str, Any]) -> dict[str, Any]:
     roles: dict[str, Any] = {}
-    for role in _ROLES:
+    for role in DEFAULT_ROLES:
         value = values.get(role)
         if isinstance(value, Mapping):
             with within(role):
@@ -350,5 +351,5 @@ def _roles_from_dict(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _roles_repr(record: DefaultOverride | BackendDefaults) -> list[str]:
-    roles = ((role, getattr(record, role)) for role in _ROLES)
+    roles = ((role, getattr(record, role)) for role in DEFAULT_ROLES)
     return [f"{role}={value!r}" for role, value in roles if value is not None]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from backquant.backend_config.conditions import AllOf, AnyOf, Comparison, NotSo
 from backquant.backend_config.config import BackendConfig
-from backquant.backend_config.defaults import BackendDefaults
+from backquant.backend_config.defaults import DEFAULT_ROLES, BackendDefaults
 from backquant.backend_config.describe import (
     describe_default,
     describe_dtype_config,
@@ -259,15 +259,14 @@ def _defaults(defaults: BackendDefaults | None) -> dict[str, str]:
     if defaults is None:
         return {}
     texts: dict[str, str] = {}
-    roles = ("activation", "weight", "qat_activation", "qat_weight")
-    for role in roles:
+    for role in DEFAULT_ROLES:
         value = getattr(defaults, role)
         if value is not None:
             texts[role] = describe_default(value)
     for override in defaults.overrides:
         words = [
             f"{role} {describe_default(value)}"
-            for role in roles
+            for role in DEFAULT_ROLES
             if (value := getattr(override, role)) is not None
         ]
         for operator in override.operators:

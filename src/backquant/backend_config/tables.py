@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.defaults import DEFAULT_ROLES
 from backquant.backend_config.describe import (
     describe_default,
     describe_dtype_config,
@@ -61,7 +62,6 @@ _TEXT_COLUMNS = {
     "becomes": 26,
     "output\nqparams": 9,
 }
-_ROLES = ("activation", "weight", "qat_activation", "qat_weight")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -192,14 +192,14 @@ def default_lines(config: BackendConfig) -> list[str]:
         return []
     lines = [
         f"{role.replace('qat_', 'training, ')}: {describe_default(value)}"
-        for role in _ROLES
+        for role in DEFAULT_ROLES
         if (value := getattr(defaults, role)) is not None
     ]
     for override in defaults.overrides:
         names = ", ".join(operator_label(operator) for operator in override.operators)
         values = [
             f"{role.replace('qat_', 'training, ')}: {describe_default(value)}"
-            for role in _ROLES
+            for role in DEFAULT_ROLES
             if (value := getattr(override, role)) is not None
         ]
         where = " between float operators" if override.between_float_operators else ""

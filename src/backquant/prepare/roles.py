@@ -11,15 +11,14 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-import torch.nn.functional as F
 from torch import fx
 
 from backquant.backend_config import BackendConfig
 from backquant.graph import nodes_in
 from backquant.operators import find
 
-# Functions whose second argument is a shape, or whose weight no kernel quantizes.
-_WEIGHT_STAYS_FLOAT = frozenset({F.layer_norm, F.group_norm, F.instance_norm})
+# Operators whose weight no kernel quantizes.
+_WEIGHT_STAYS_FLOAT = "norm"
 
 
 class Role(str, Enum):
@@ -36,6 +35,7 @@ class Role(str, Enum):
 def input_positions(backend_config: BackendConfig) -> dict[Any, dict[str, int]]:
     """Positions of weight and bias per function: ``{F.linear: {"weight": 1, "bias": 2}, ...}``.
 
+    >>> import torch.nn.functional as F
     >>> from backquant.backend_config import BackendPatternConfig
     >>> entry = BackendPatternConfig(F.linear)._set_input_type_to_index({"weight": 1, "bias": 2})
     >>> input_positions(BackendConfig("b").set_backend_pattern_config(entry))[F.linear]
@@ -54,6 +54,7 @@ def argument_role(
 ) -> Role:
     """The part that ``argument`` plays for ``node``.
 
+    >>> import torch.nn.functional as F
     >>> graph = fx.Graph()
     >>> x, w = graph.placeholder("x"), graph.placeholder("w")
     >>> call = graph.call_function(F.linear, (x, w))
@@ -65,14 +66,20 @@ def argument_role(
         index = places.get(role.value)
         by_position = index is not None and index < len(node.args) and node.args[index] is argument
         if by_position or node.kwargs.get(role.value) is argument:
-            stays = role is Role.WEIGHT and node.target in _WEIGHT_STAYS_FLOAT
-            return Role.NONE if stays else role
-    return Role.NONE if _is_place(node, argument) else Role.INPUT
+            if role is Role.BIAS or not _stays_float(node, argument):
+                return role
+    return Role.NONE if _stays_float(node, argument) else Role.INPUT
 
 
-def _is_place(node: fx.Node, argument: fx.Node) -> bool:
+def _stays_float(node: fx.Node, argument: fx.Node) -> bool:
+    """Whether ``argument`` is a place in another tensor, or the weight of a normalization."""
     known = find(node.target) if node.op == "call_function" else None
-    places = () if known is None else known.places
+    if known is None:
+        return False
+    is_norm = known.family == _WEIGHT_STAYS_FLOAT
+    if is_norm and node.kwargs.get("weight") is argument:
+        return True
+    places = (known.weight_index,) if is_norm else known.places
     return any(place < len(node.args) and node.args[place] is argument for place in places)
 
 
