@@ -64,6 +64,9 @@ the end.
   share is that of the multiply-adds that the report counts as quantized.
 - **other sizes**: batches and lengths that it was not quantized with give outputs of the float model's
   structure.
+- **same bits**: 300 calls of seven inputs (zeros, a constant, extremes, a quiet one, random ones, other
+  sizes) in changing order, the last 50 from two threads, give the bits of the graph, run operator by
+  operator.
 - **saved, loaded**: the loaded model gives the same bits.
 - **x86 by default**: what is slower on integers than in float on the machine that quantizes stays float
   ([speed.md](speed.md)); all other columns are quantized with `slower="keep"`, small as the models are, so

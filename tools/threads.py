@@ -3,10 +3,11 @@
     python tools/threads.py                      # 2,000 rounds of a quarter of a second
     python tools/threads.py --rounds 100 --seed 7
 
-A round takes one of the models below, as a copy that has packed and recorded nothing. Its callers take inputs of
-three sizes, among them zeros and a constant, in an order of their own; the ninth thread quantizes small models for
-changing engines and calls them. Answers are compared with those of the graph, run operator by operator before the
-round. Exit status 1: an answer had other bits, or a call failed; each is printed once with its round.
+A round takes one of the models below, as a copy that has packed and recorded nothing. Its callers take inputs
+of three sizes, among them zeros and a constant, in an order of their own; the ninth thread quantizes small
+models for changing engines and calls them. Answers are compared with those of the graph, run operator by
+operator before the rounds. Exit status 1: an answer had other bits, or a call failed; each outcome is printed
+with its round.
 """
 
 from __future__ import annotations

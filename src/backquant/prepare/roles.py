@@ -66,8 +66,8 @@ def argument_role(
         index = places.get(role.value)
         by_position = index is not None and index < len(node.args) and node.args[index] is argument
         if by_position or node.kwargs.get(role.value) is argument:
-            if role is Role.BIAS or not _stays_float(node, argument):
-                return role
+            stays = role is Role.WEIGHT and _stays_float(node, argument)
+            return Role.NONE if stays else role
     return Role.NONE if _stays_float(node, argument) else Role.INPUT
 
 
