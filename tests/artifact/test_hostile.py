@@ -15,7 +15,7 @@ import backquant
 from backquant.artifact.calls import check_call
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.artifact.kernel_tensors import check_tensors
-from backquant.errors import ArtifactError
+from backquant.errors import ArtifactError, InputError
 from backquant.lower.kernels.configured import KernelModule
 from backquant.runtime import QuantizedModel
 
@@ -49,6 +49,12 @@ FUNCTIONS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "a dtype by its place": (f"{QDQ}.dequantize_per_tensor.default", [NODE, 1.0, 0, 0, 9, 64], {}),
     "a dtype of any overload": (f"{ATEN}.to", [NODE, 64], {}),
     "a resize that grows": ("torch.nn.functional.interpolate", [NODE], {"scale_factor": 256}),
+    "a remainder of numbers": (f"{ATEN}.remainder.int", [5, 0], {}),
+    "a divisor of numbers": (f"{ATEN}.gcd.int", [-(1 << 63), -1], {}),
+    "a number for a dtype": (f"{ATEN}.to.prim_dtype", [NODE, 1 << 20], {}),
+    "a number for a device": (f"{ATEN}.to.prim_Device", [NODE, None, -1], {}),
+    "any overload of to": (f"{ATEN}.to", [NODE, None, False], {}),
+    "a window of any length": ("torch.conv_transpose1d", [NODE, NODE, None, [2], [65536] * 100], {}),
     "sparse indices": ("torch.zeros", [[4]], {"layout": {"layout": "sparse_csr"}}),
     "a number without an end": ("math.factorial", [1 << 30], {}),
     "a power without an end": ("builtins.pow", [3, 1 << 30], {}),
@@ -86,6 +92,28 @@ def test_a_call_is_refused(hole: str, quantized: QuantizedModel, tmp_path: Path)
     call = {"op": "call_function", "target": target, "args": args, "kwargs": kwargs}
     with pytest.raises(ArtifactError):
         backquant.load(with_call(quantized, tmp_path / "m.bq", call))
+
+
+NUMBERS: dict[str, tuple[str, list[Any]]] = {
+    "a range": ("builtins.range", [0, NODE]),
+    "a product": ("operator.mul", [NODE, NODE]),
+    "a power": ("builtins.pow", [3, NODE]),
+    "a shift": ("operator.lshift", [1, NODE]),
+    "a list": ("operator.mul", [[0], NODE]),
+    "a text": ("operator.mod", ["%3000000000d", 1]),
+    "digits": ("builtins.round", [5, NODE]),
+    "a packet": ("torch.ops.aten.remainder", [5, 0]),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_end_with_an_error(kind: str, quantized: QuantizedModel, tmp_path: Path) -> None:
+    """What a file computes of a number that it was called with."""
+    target, args = NUMBERS[kind]
+    call = {"op": "call_function", "target": target, "args": args}
+    loaded = backquant.load(with_call(quantized, tmp_path / "m.bq", call)).graph_module
+    with pytest.raises(InputError):
+        loaded(10**12)
 
 
 def test_a_call_that_is_fine_is_not(quantized: QuantizedModel, tmp_path: Path) -> None:

@@ -33,12 +33,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import get_overridable_functions
 
 from backquant.artifact import kernels
 from backquant.artifact.operators import is_admitted
 from backquant.errors import ArtifactError
 from backquant.graph import (
+    is_of_tensors,
     register_blocks,
     register_float8,
     register_quantized_decomposed,
@@ -284,7 +286,21 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
             where=path,
             fix="load the file with the torch version that its header names",
         )
+    if parts[0] == "aten" and path not in allow and not _is_of_tensors(target):
+        raise ArtifactError(
+            f"{path!r} computes numbers of Python, or may",
+            where=path,
+            fix="functions of operator and math compute those",
+        )
     return target
+
+
+def _is_of_tensors(target: OpOverload | OpOverloadPacket) -> bool:
+    """Whether it is an operator of tensors; of a packet, whose overload is chosen at the call, see ``total``.
+    Its ``prim_`` overloads take a number for a dtype, and end the process."""
+    if isinstance(target, OpOverload):
+        return is_of_tensors(target)
+    return not any(name.startswith("prim_") for name in target.overloads())
 
 
 def _registered(parts: Sequence[str]) -> Any:

@@ -19,6 +19,7 @@ from backquant.artifact.sizes import MOST_SIZE
 from backquant.errors import ArtifactError
 
 MOST_POSITIONS = 1 << 14
+_ANY = 1 << 62  # larger numbers count as this one
 _CALLS = {
     "convolution": ("stride", "padding", "dilation", "transposed", "output_padding", "groups"),
     "conv_transpose": ("stride", "padding", "output_padding", "groups", "dilation"),
@@ -49,7 +50,7 @@ def check_growth(
         given = [values.get(name) for name in ("stride", "padding", "dilation", "output_padding")]
         axes = max(len(kernel or ()), *(len(v) for v in given if isinstance(v, (list, tuple))), 1)
         window = list(kernel) if kernel and len(kernel) == axes else [2] * axes
-        found = math.prod(_along(values, i, window[i], is_transposed) for i in range(axes))
+        found = math.prod(float(_along(values, i, window[i], is_transposed)) for i in range(axes))
     elif "scale_factor" in values:
         found = _product(values["scale_factor"])
     sizes = [_product(values.get(name)) for name in ("output_size", "size", "padding")]
@@ -88,7 +89,7 @@ def _each(value: Any, dims: int) -> Any:
 def _number(value: Any, axis: int, default: int) -> int:
     if isinstance(value, (list, tuple)):
         value = value[min(axis, len(value) - 1)] if value else default
-    return value if type(value) is int else default
+    return max(-_ANY, min(value, _ANY)) if type(value) is int else default
 
 
 def _along(values: Mapping[str, Any], axis: int, window: int, is_transposed: bool) -> int:
@@ -103,4 +104,4 @@ def _along(values: Mapping[str, Any], axis: int, window: int, is_transposed: boo
 
 def _product(value: Any) -> float:
     found = value if isinstance(value, (list, tuple)) else [value]
-    return math.prod(abs(float(v)) for v in found if type(v) in (int, float) and v)
+    return math.prod(float(min(abs(v), _ANY)) for v in found if type(v) in (int, float) and v)

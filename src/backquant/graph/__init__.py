@@ -62,6 +62,7 @@ from backquant.graph.queries import (
 from backquant.graph.rank_reads import move_rank_reads
 from backquant.graph.requantize import register_requantize
 from backquant.graph.scope import Scope
+from backquant.graph.total import is_of_tensors
 from backquant.graph.tracer import is_leaf
 from backquant.graph.unwritten import zeros_for_unwritten
 from backquant.graph.verify import complaints, verify
@@ -104,6 +105,7 @@ __all__ = [
     "graph_pass",
     "grouped_linears",
     "is_leaf",
+    "is_of_tensors",
     "known_types",
     "hard_swishes",
     "linear_products",

@@ -6,7 +6,8 @@
    place of its result; the places that nobody reads later. Literals have places of their own.
 2. Modules and tensors are looked up by path at each call, so that what replaces them is called, and traces of
    ``torch.fx`` see them. No text is looked up as anything but a key or an attribute.
-3. ``code`` is text for readers, written when it is read. Nothing here compiles it.
+3. Python's operators of numbers and sequences are total: ``total.py``.
+4. ``code`` is text for readers, written when it is read. Nothing here compiles it.
 
 A graph with a code generator of its own (flattened arguments of ``concrete_args``) runs as ``torch.fx`` has
 it; no file holds one.
@@ -21,9 +22,12 @@ from operator import attrgetter, itemgetter
 from types import FunctionType
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 from torch.fx.graph import CodeGen, PythonCode
 from torch.fx.node import map_arg
+
+from backquant.graph.total import parts, total, total_method
 
 _SELF = 0  # the place of the module itself
 _KINDS = (
@@ -140,6 +144,7 @@ def _forward(graph: fx.Graph) -> Callable[..., Any]:
     output = next((node for node in graph.nodes if node.op == "output"), None)
     result = places.value(None if output is None else output.args[0])
     signature, initial = _signature(placeholders), places.initial
+    is_built = output is not None and not isinstance(output.args[0], fx.Node)
     is_plain = all(p.kind is _KINDS[0] for p in signature.parameters.values())
 
     def forward(self: CallTableModule, /, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +156,10 @@ def _forward(graph: fx.Graph) -> Callable[..., Any]:
         values[_SELF] = self
         values[first:last] = args
         _run(self, table, values)
-        return result(values)
+        returned = result(values)
+        if is_built:
+            parts(forward, returned)
+        return returned
 
     forward.__signature__ = signature  # type: ignore[attr-defined]
     forward.__wrapped__ = _shape(signature)  # type: ignore[attr-defined]
@@ -168,7 +176,9 @@ def _run(module: fx.GraphModule, table: tuple[_Call, ...], values: list[Any]) ->
             for name in path:
                 found = found._modules[name]
         elif method:
-            found = getattr(given[0], method)
+            owner = given[0]
+            is_tensor = isinstance(owner, torch.Tensor)
+            found = getattr(owner, method) if is_tensor else total_method(owner, method)
             given = given[1:]
         values[place] = found(*given) if keywords is None else found(*given, **keywords(values))
         for done in dropped:
@@ -216,7 +226,7 @@ def _callee(node: fx.Node) -> tuple[Callable[..., Any] | None, tuple[str, ...], 
     if node.op == "call_method":
         return None, (), str(node.target)
     if callable(node.target):
-        return node.target, (), ""
+        return total(node.target), (), ""
     path = str(node.target)
     if node.op == "call_module":
         return None, tuple(path.split(".")), ""
