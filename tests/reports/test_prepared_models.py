@@ -80,3 +80,27 @@ def test_the_fix_works(made: Callable[[], nn.Module], snapshot: Callable[..., No
     converted = eval(refused.value.fix, {"model": model, "backquant": backquant})
     assert converted.report.quantized
     assert converted(X).shape == (16, 8)
+
+
+def _quantized(converted: Callable[..., Any]) -> Any:
+    prepared = backquant.prepare_fx(_model().eval(), get_default_qconfig_mapping("x86"), (X,))
+    prepared(X)
+    return converted(prepared)
+
+
+QUANTIZED: dict[str, Callable[[], nn.Module]] = {
+    "converted": lambda: _quantized(backquant.convert_fx),
+    "reference": lambda: _quantized(backquant.convert_to_reference_fx),
+    "inside": lambda: nn.Sequential(_quantized(backquant.convert_to_reference_fx), nn.ReLU()),
+    "its layer": lambda: nn.Sequential(
+        _quantized(backquant.convert_to_reference_fx).get_submodule("0")
+    ),
+    "a quantized part": lambda: nn.Sequential(_quantized(backquant.convert_fx), nn.Linear(8, 8)),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("made", QUANTIZED)
+def test_quantized_models_are_refused(made: str, flow: str) -> None:
+    with pytest.raises(UsageError, match="quantized already"):
+        FLOWS[flow](QUANTIZED[made]())

@@ -107,6 +107,16 @@ def test_half_a_weight_is_no_infinity() -> None:
     assert backquant.explain(model, torch.randn(2, 8)) is not None
 
 
+@pytest.mark.parametrize("flow", FLOWS)
+def test_no_variance_is_below_zero(
+    flow: str, tmp_path: Path, snapshot: Callable[..., None]
+) -> None:
+    """A checkpoint that was loaded by the order of its tensors: the mean stands where the variance should."""
+    with pytest.raises(UsageError) as refused:
+        FLOWS[flow](_diverged("1.running_var", -0.5), tmp_path)
+    snapshot("below-zero", refused.value)
+
+
 class Masked(nn.Module):
     """Attention of the past alone: the mask holds minus infinity."""
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 
-from backquant.api.float_models import refuse_not_finite, refuse_prepared
+from backquant.api.float_models import refuse_not_finite, refuse_prepared, refuse_quantized
 from backquant.backend_config import BackendConfig, get_native_backend_config
 from backquant.backend_config.registry import Backend, is_spec_file, resolve_backend
 from backquant.convert import ConvertRequest
@@ -28,7 +28,6 @@ from backquant.qconfig import (
     QConfig,
     QConfigMapping,
 )
-from backquant.runtime import QuantizedModel
 
 _Custom = TypeVar("_Custom", PrepareCustomConfig, ConvertCustomConfig, FuseCustomConfig)
 
@@ -80,12 +79,7 @@ def given_model(model: Any) -> nn.Module:
             where="model",
             fix="pass the nn.Module that was scripted",
         )
-    if isinstance(model, QuantizedModel):
-        raise UsageError(
-            "the model is quantized already",
-            where="model",
-            fix="pass the float model it was made from",
-        )
+    refuse_quantized(model)
     inner = {"OptimizedModule": "_orig_mod", "DataParallel": "module"}
     attribute = inner.get(kind, "module" if kind == "DistributedDataParallel" else "")
     if attribute:

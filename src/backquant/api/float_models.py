@@ -1,8 +1,10 @@
-"""What a float model is not: prepared already, or with weights that are no numbers.
+"""What a float model is not: prepared or quantized already, or with weights that are no numbers.
 
 1. NaN and infinite weights become plausible integers. They are refused in parameters and in the statistics of
-   batch norms. Buffers may hold them (masks), and minus infinity may stand in parameters of a model's own.
-2. A model with observers is converted, not quantized: they would measure on in the result.
+   batch norms, a variance below zero too. Buffers may hold them (masks), and minus infinity may stand in
+   parameters of a model's own.
+2. A model with observers is converted, not quantized: they would measure on in the result. A reference
+   model's weights are integers, which would be rounded a second time.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from backquant.convert import ReferenceModel
 from backquant.errors import UsageError
+from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 from backquant.observe.protocol import is_observer_or_fake_quantize
 from backquant.prepare import prepared_state
+from backquant.runtime import QuantizedModel
 
 _LAYERS = ("torch.", "backquant.")
 _RANGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -31,6 +36,8 @@ def refuse_not_finite(model: nn.Module) -> None:
         low, high = _range(tensor)
         is_low = low == -math.inf and may_be_low and high < math.inf
         if (math.isfinite(low) and math.isfinite(high)) or is_low:
+            if low < 0 and name.endswith("running_var"):
+                raise _below_zero(name, low)
             continue
         values = tensor.detach().float()
         count = f"{int(values.isnan().sum())} NaN and {int(values.isinf().sum())} infinite values"
@@ -40,6 +47,14 @@ def refuse_not_finite(model: nn.Module) -> None:
             fix="a checkpoint from before the training diverged; these are the tensors to look at:\n"
             "[name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]",
         )
+
+
+def _below_zero(name: str, low: float) -> UsageError:
+    return UsageError(
+        f"{name!r} holds {low:g}, and no variance is below 0",
+        where=name,
+        fix="load the checkpoint again, by the keys of model.state_dict()",
+    )
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -79,6 +94,22 @@ def refuse_prepared(model: nn.Module) -> None:
         where="model",
         fix=_conversion(model),
     )
+
+
+def refuse_quantized(model: nn.Module) -> None:
+    """Raise ``UsageError`` for a quantized model and for a reference model, or one that holds either's
+    layers (rule 2).
+
+    >>> refuse_quantized(nn.Linear(2, 2))
+    """
+    for path, part in model.named_modules():
+        if isinstance(part, (QuantizedModel, ReferenceModel, IntegerWeights)):
+            held = f": {path!r} is a {type(part).__name__}" if path else ""
+            raise UsageError(
+                f"the model is quantized already{held}",
+                where="model",
+                fix="pass the float model it was made from",
+            )
 
 
 def _conversion(model: nn.Module) -> str:
