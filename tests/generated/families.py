@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,16 +38,29 @@ class Drawn:
 
 
 class Chain(nn.Module):
-    """One step behind the other."""
+    """One step behind the other, under numbers or under these names."""
 
-    def __init__(self, steps: list[nn.Module]) -> None:
+    def __init__(self, steps: list[nn.Module], names: Sequence[str] = ()) -> None:
         super().__init__()
-        self.steps = nn.ModuleList(steps)
+        named = dict(zip(names, steps, strict=False))
+        self.steps = nn.ModuleDict(named) if named else nn.ModuleList(steps)
 
     def forward(self, x: Any) -> Any:
-        for step in self.steps:
+        for step in self.steps.values() if isinstance(self.steps, nn.ModuleDict) else self.steps:
             x = step(x)
         return x
+
+
+class Held(nn.Module):
+    """A buffer as a factor and a part of a longer one as a term: state, not weights."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.rand(width) + 0.5)
+        self.register_buffer("table", torch.randn(width + 3))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.factor + self.table[: x.shape[-1]]
 
 
 class Call(nn.Module):
@@ -174,6 +187,21 @@ _CALLS: dict[str, Callable[[Any], Any]] = {
     "neg": lambda x: -x,
     "abs": lambda x: x.abs(), "exp": lambda x: (x.clamp(max=5)).exp(),
 }  # fmt: skip
+#: Sizes of the input in arithmetic, the number of samples among them.
+_COUNTS: dict[str, Callable[[Any], Any]] = {
+    "* samples": lambda x: x * x.shape[0] - 0.1,
+    "/ elements": lambda x: x / x.numel() * 64,
+    "+ len": lambda x: torch.relu(x + len(x) * 0.25),
+    "mean * size": lambda x: torch.relu(x.mean(-1, keepdim=True) * x.size(-1) - 0.1),
+    "flat by shape": lambda x: x.reshape(x.shape[0], x.numel() // x.shape[0]),
+}
+#: Several results of the same factors.
+_PRODUCTS: dict[str, Callable[[Any], Any]] = {
+    "with its transpose": lambda y: torch.cat([y, (y @ y.mT) @ y], -1),
+    "both ways": lambda y: torch.cat([(y @ y.mT).flatten(1), (y.mT @ y).flatten(1)], 1),
+    "with its half": lambda y: torch.cat([y * y[..., :1], y * y[..., -1:]], -1),
+}
+_ODD_NAMES = ("in", "µ", "μ", "class", "a b", "3x3", "＿x", "é", "it's", 'q"t', "weight", "0")
 _MOVES: dict[str, Callable[[Any], Any]] = {
     "flatten": lambda x: torch.flatten(x, 1),
     "transpose": lambda x: x.transpose(1, -1),
@@ -283,6 +311,20 @@ def _move(choice: random.Random, shape: Shape) -> nn.Module:
     return Call(name, _MOVES[name])
 
 
+def _counted(choice: random.Random, _: Shape) -> nn.Module:
+    name = choice.choice(list(_COUNTS))
+    return Call(name, _COUNTS[name])
+
+
+def _product(choice: random.Random, _: Shape) -> nn.Module:
+    name = choice.choice(list(_PRODUCTS))
+    return Call(name, _PRODUCTS[name])
+
+
+def _held(_: random.Random, shape: Shape) -> nn.Module:
+    return Held(shape[-1])
+
+
 def _resize(choice: random.Random, shape: Shape) -> nn.Module:
     modes = {3: ("nearest", "linear"), 4: ("nearest", "bilinear", "bicubic"), 5: ("nearest",)}
     mode = choice.choice(modes[len(shape)])
@@ -325,6 +367,9 @@ _BEHIND: tuple[tuple[Make, tuple[int, ...], int], ...] = (
     (_move, _ALL, 3),
     (_transposed, (3, 4), 1),
     (_resize, (3, 4), 1),
+    (_counted, _ALL, 1),
+    (_product, (3, 4), 1),
+    (_held, _ALL, 1),
 )
 
 
@@ -403,7 +448,8 @@ def _attempt(family: str, choice: random.Random) -> Drawn | None:
     for _ in range(choice.choice((0, 1, 1, 2, 2, 3, 4))):
         step, value = _behind(choice, value)
         steps.append(step)
-    return Drawn(Chain(steps).eval(), shape, ids, [type(s).__name__ for s in steps])
+    names = choice.sample(_ODD_NAMES, len(steps)) if choice.random() < 0.2 else ()
+    return Drawn(Chain(steps, names).eval(), shape, ids, [type(s).__name__ for s in steps])
 
 
 def _behind(choice: random.Random, value: torch.Tensor) -> tuple[nn.Module, torch.Tensor]:
