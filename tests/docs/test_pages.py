@@ -21,6 +21,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {
     "README.md": [0],
     "docs/accuracy.md": [0, 1, 2, 3, 4, 5, 6, 7],
+    "docs/calibration.md": [0],
     "docs/capture.md": [0, 3],
     "docs/conformance.md": [0],
     "docs/deploy-tensorrt.md": [1, 0, 2],  # the second writes what the first reads
