@@ -92,9 +92,10 @@ class _Source:
     edits: dict[tuple[int, int], str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     targets: set[str] = field(default_factory=set)
-    imported: dict[str, dict[str, ast.stmt]] = field(default_factory=dict)
+    imported: dict[str, dict[str, list[ast.stmt]]] = field(default_factory=dict)
     bound: set[str] = field(default_factory=set)
     kept_roots: set[str] = field(default_factory=set)
+    hidden_roots: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.lines = self.text.encode().splitlines(keepends=True)
@@ -137,7 +138,7 @@ class _Source:
                 whole = module + alias.name
                 root = whole if alias.asname or module else whole.partition(".")[0]
                 name = alias.asname or (alias.name if module else root)
-                self.imported.setdefault(name, {})[root] = node
+                self.imported.setdefault(name, {}).setdefault(root, []).append(node)
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             self.bound.add(node.id)
         elif isinstance(node, ast.arg):
@@ -147,7 +148,7 @@ class _Source:
 
     def _use(self, chain: list[str], node: ast.expr) -> None:
         """A dotted name that begins with an imported one."""
-        for root, statement in self.imported.get(chain[0], {}).items():
+        for root, statements in self.imported.get(chain[0], {}).items():
             path = ".".join([root, *chain[1:]])
             new, ours = mirrored(path), mirrored(root) is not None
             reason = left_to_person(path)
@@ -159,12 +160,12 @@ class _Source:
             if reason is not None:
                 self._report(node, canonical(path), reason)
             if new is None or hidden:
-                self.kept_roots.add(chain[0])
+                (self.kept_roots if new is None else self.hidden_roots).add(chain[0])
                 continue
             self.targets.update(chain)
             if not ours:
                 self.edits[self._range(node)] = new
-                if not (isinstance(statement, ast.Import) and _replaces(statement)):
+                for statement in _without_ours(statements, node):
                     self._insert(statement, "import backquant.ao")
 
     def _import(self, node: ast.Import) -> None:
@@ -177,8 +178,14 @@ class _Source:
                 continue
             start, _ = self._range(alias)
             root = alias.name.partition(".")[0]
-            alone = all(map(_replaces, self.imported.get(root, {}).values()))
-            more = f"{root}, " if not alias.asname and alone and root in self.kept_roots else ""
+            alone = all(map(_replaces, self.imported.get(root, {}).get(root, [])))
+            if not alias.asname and root in self.hidden_roots:  # its uses stay, and need the module
+                more = f"{alias.name}, "
+                if new in {other.name for other in node.names}:
+                    continue
+            else:
+                kept = not alias.asname and alone and root in self.kept_roots
+                more = f"{root}, " if kept else ""
             self.edits[(start, start + len(alias.name))] = more + new
 
     def _import_from(self, node: ast.ImportFrom, module: str) -> None:
@@ -227,6 +234,14 @@ class _Source:
         self.findings.append(
             Finding(*place, group.kind, what, group.why, group.fix, group in HOLDING)
         )
+
+
+def _without_ours(statements: list[ast.stmt], use: ast.expr) -> list[ast.stmt]:
+    """The imports to put ours before: the first of the module, if there is one, else all in blocks."""
+    top = [s for s in statements if s.col_offset == 0]
+    if any(_replaces(s) and s.lineno <= use.lineno for s in top):
+        return []
+    return [s for s in top[:1] or statements if not _replaces(s)]
 
 
 def _replaces(statement: ast.stmt) -> bool:
