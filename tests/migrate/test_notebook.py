@@ -148,7 +148,7 @@ def test_imports_do_not_move_cells() -> None:
     after = json.loads(migrate_notebook(written(notebook(*cells))).after)
     assert ["".join(cell["source"]) for cell in after["cells"]] == [
         "import torch",
-        "import torch, backquant.ao.quantization",
+        "import backquant.ao.quantization",
         "backquant.ao.quantization.QConfig",
         "def f():\n    import backquant.ao.quantization as q",
         "torch.zeros(1)",

@@ -178,7 +178,10 @@ class _Source:
                 continue
             start, _ = self._range(alias)
             root = alias.name.partition(".")[0]
-            alone = all(map(_replaces, self.imported.get(root, {}).get(root, [])))
+            before = [
+                s for s in self.imported.get(root, {}).get(root, []) if s.lineno < node.lineno
+            ]
+            alone = all(_replaces(s) or s.col_offset for s in before)
             if not alias.asname and root in self.hidden_roots:  # its uses stay, and need the module
                 more = f"{alias.name}, "
                 if new in {other.name for other in node.names}:
