@@ -14,6 +14,20 @@ from typing import Any
 
 from backquant.backend_config import BackendConfig, get_backend_config
 
+__all__ = [
+    "get_executorch_backend_config",
+    "get_fbgemm_backend_config",
+    "get_native_backend_config",
+    "get_native_backend_config_dict",
+    "get_onednn_backend_config",
+    "get_qnnpack_backend_config",
+    "get_tensorrt_backend_config",
+    "get_tensorrt_backend_config_dict",
+    "get_test_only_legacy_native_backend_config",
+    "get_test_only_legacy_native_backend_config_dict",
+    "get_x86_backend_config",
+]
+
 
 def _config(file: str, like: str) -> BackendConfig:
     ours = get_backend_config(like)
