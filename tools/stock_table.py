@@ -18,7 +18,6 @@ Known = Mapping[str, Mapping[str, str]]
 TITLES = {
     "kernels": "x86",
     "sizes": "other sizes",
-    "repeated": "same bits",
     "saved": "saved, loaded",
     "chosen": "x86 by default",
     "compiled": "compiled",
