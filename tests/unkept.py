@@ -6,6 +6,7 @@ claim listed here that PyTorch's config does not have is an error.
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any
 
@@ -47,7 +48,8 @@ def as_kept(name: str, config: Any) -> Any:
         [key] = [k for k, e in entries.items() if e is found[0]]
         del entries[key]
     changed = 0
-    for entry in entries.values():
+    for key, shared in list(entries.items()):
+        entry = entries[key] = copy.copy(shared)  # PyTorch's configs share their entries
         before = entry.dtype_configs
         entry.set_dtype_configs(_configs(name, entry.pattern, before))
         changed += entry.dtype_configs != before
