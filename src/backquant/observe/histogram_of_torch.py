@@ -26,9 +26,9 @@ def torchs_range(counts: Tensor, low: Tensor, high: Tensor, levels: int) -> tupl
         counts: float32 ``[bins]``.
         low, high: the extremes (``[]``), the edges of the first and the last bin.
 
-    >>> ends = torchs_range(torch.ones(4), torch.tensor(0.0), torch.tensor(4.0), 256)
-    >>> [end.item() for end in ends]
-    [0.0, 4.0]
+    >>> counts = torch.tensor([1e6, 0, 0, 0, 0, 0, 0, 1])
+    >>> [end.item() for end in torchs_range(counts, torch.tensor(0.0), torch.tensor(8.0), 256)]
+    [0.0, 1.0]
     """
     width = (high - low) / len(counts)
     sums = torch.cumsum(counts, 0).cpu().numpy()
