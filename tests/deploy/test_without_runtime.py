@@ -243,7 +243,7 @@ def test_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     told["not-translated"] = refusal(model, onnx_path, to="qdq-onnx")
 
-    def compiler(model: Any, path: Path) -> None:
+    def compiler(model: Any, path: Path, job: Any) -> None:
         raise RuntimeError("tiling failed at node 'first': 3 banks")
 
     monkeypatch.setattr(qdq_onnx, "save_onnx", compiler)

@@ -53,7 +53,7 @@ class QDQTarget:
     def write(self, job: ExportJob, path: Path) -> Written:
         """Write the file, and report which operators of the plan are quantized in it."""
         model = qdq_model(job)
-        save_onnx(model, path)
+        save_onnx(model, path, job)
         kernels, left = written_operators(job, _computed(model))
         version = model.opset_imports[""]
         return Written(f"ONNX, operator set {version}", kernels, left, means=BETWEEN)

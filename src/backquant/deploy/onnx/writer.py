@@ -22,6 +22,7 @@ from backquant.deploy.onnx.fold import fold_integer_constants
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
 from backquant.deploy.onnx.initializers import drop_unused
 from backquant.deploy.onnx.names import name_nodes
+from backquant.deploy.onnx.opset import asked_opset, check_opset, lower_opset
 from backquant.deploy.onnx.roundings import described_quantize, spell_roundings
 from backquant.deploy.onnx.spelled import spell_for_onnx
 from backquant.deploy.onnx.translate import Table, own_translations, translations
@@ -71,7 +72,8 @@ def qdq_model(job: ExportJob) -> Any:
 
 def _translated(job: ExportJob, table: Table, least: int = OPSET) -> Any:
     register_quantized_decomposed()
-    opset = int(job.options.get("opset", max(least, _least_opset(job))))
+    asked = asked_opset(job.options, max(least, _least_opset(job)))
+    opset = max(asked, OPSET)
     try:
         with quiet(), printing_nowhere():
             spell_for_onnx(job.program.exported)
@@ -85,6 +87,7 @@ def _translated(job: ExportJob, table: Table, least: int = OPSET) -> Any:
     with quiet(), printing_nowhere():
         made.optimize()
     fold_integer_constants(made.model)
+    check_opset(made.model, opset)
     return made.model
 
 
@@ -122,11 +125,16 @@ def _of_four_bits(job: ExportJob) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def save_onnx(model: Any, path: Path) -> None:
-    """Write and check an ``onnx_ir.Model``; weights of 2 GiB and more go to a file beside it."""
+def save_onnx(model: Any, path: Path, job: ExportJob) -> None:
+    """Write and check an ``onnx_ir.Model``; weights of 2 GiB and more go to a file beside it.
+
+    The option ``opset`` below 18 is applied here, when the target's own rules have been."""
     import onnx
     import onnx_ir
 
+    asked = int(job.options.get("opset", OPSET))
+    if asked < OPSET:
+        lower_opset(model, asked)
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values())
     external = f"{path.name}.data" if size >= _LIMIT else None
     onnx_ir.save(model, path, external_data=external)

@@ -51,7 +51,7 @@ class OnnxRuntimeTarget:
         use_group_kernels(model)
         use_lstm_kernels(model, job)
         resize_by_products(model)
-        save_onnx(model, path)
+        save_onnx(model, path, job)
         return Written(
             runtime=f"onnxruntime {onnxruntime.__version__}",
             kernels=kernels_of(path, origins_of(model)),

@@ -61,7 +61,7 @@ class OpenVinoTarget:
         scale_tables(model)
         plain_transforms(model)
         through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")
-        save_onnx(model, through)
+        save_onnx(model, through, job)
         with quiet():
             # not convert_model: it moves constants, and products behind them become bfloat16
             converted = openvino.Core().read_model(str(through))

@@ -57,7 +57,7 @@ class TensorRTTarget:
         import onnx
 
         model = onnx_model(job)
-        save_onnx(model, path)
+        save_onnx(model, path, job)
         findings, origins = check_onnx(path), origins_of(model)
         errors = [finding for finding in findings if finding.severity == "error"]
         if errors:
