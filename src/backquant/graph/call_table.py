@@ -198,11 +198,8 @@ def failed_node(error: Exception, module: fx.GraphModule) -> fx.Node | None:
         running = trace.tb_frame.f_locals
         if trace.tb_frame.f_code is _run.__code__ and running["module"] is module:
             calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
-            return next(
-                node
-                for node, call in zip(calls, running["table"], strict=True)
-                if call.place == running["place"]
-            )
+            places = [call.place for call in running["table"]]
+            return calls[places.index(running["place"])]
         trace = trace.tb_next
     return None
 

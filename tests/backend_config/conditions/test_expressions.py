@@ -48,6 +48,8 @@ WRONG = {
     "syntax": "kernel_size *",
     "long": "1 + " * 200 + "1",
     "lambda": "lambda: 1",
+    "another script": "\u210barm",
+    "brackets": "(" * 300,
 }
 
 

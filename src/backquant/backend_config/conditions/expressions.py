@@ -6,7 +6,7 @@ items (``dims[-1]``, ``dims[1:]``) and a few functions. Nothing is evaluated her
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,7 +15,12 @@ from backquant.errors import SpecError, did_you_mean
 
 #: Functions of one argument: those that make one number of several, and those of each number.
 FUNCTIONS = ("product", "sum", "max", "min", "count", "abs", "ceil", "floor")
-_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_TOKEN = re.compile(
+    r"\s*(0[xX][0-9a-fA-F_]+|(?:\d[\d_]*)?\.?\d[\d_]*\.?(?:[eE][+-]?\d+)?|[A-Za-z_][A-Za-z_0-9]*"
+    r"|\*\*|[-+*/()\[\].,:='\"]|$)"
+)
+_INTEGER = re.compile(r"[\d_]+|0[xX].*")
+_LARGEST_POWER = 1000
 _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 _LONGEST = 400
 _EXAMPLE = "kernel_height * kernel_width, product(kernel_size), output.height / input.height"
@@ -92,70 +97,140 @@ def parse_expression(text: str) -> Expression:
     """
     if len(text) > _LONGEST:
         raise SpecError(f"an expression of more than {_LONGEST} characters", where=text[:40] + "…")
+    reader = _Reader(text)
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SpecError(f"{text!r} is no expression", where=text, fix=_EXAMPLE) from error
-    return _expression(tree, text)
+        expression = reader.sum()
+    except RecursionError as error:
+        raise reader.wrong() from error
+    if reader.next:
+        raise reader.wrong()
+    return expression
 
 
-def _expression(node: ast.expr, text: str) -> Expression:
-    if isinstance(node, ast.Name):
-        return Quantity(node.id)
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return Quantity(node.attr, node.value.id)
-    number = _number(node)
-    if number is not None:
-        return Number(number)
-    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
-        sides = (_expression(node.left, text), _expression(node.right, text))
-        return Apply(_SIGNS[type(node.op)], sides)
-    if isinstance(node, ast.Subscript):
-        return _item(node, text)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return _call(node, node.func.id, text)
-    raise SpecError(f"{text!r} is no expression of quantities", where=text, fix=_EXAMPLE)
+class _Reader:
+    """Reads one expression, token by token. ``next`` is the token that comes, empty at the end."""
 
+    def __init__(self, text: str) -> None:
+        self.text, self.place = text, 0
+        self.next = ""
+        self.take()
 
-def _call(node: ast.Call, name: str, text: str) -> Expression:
-    if name not in FUNCTIONS:
-        fix = did_you_mean(name, FUNCTIONS, f"functions: {', '.join(FUNCTIONS)}")
-        raise SpecError(f"there is no function {name!r}", where=text, fix=fix)
-    if len(node.args) != 1 or node.keywords:
-        raise SpecError(f"{name} takes one argument", where=text, fix=f"{name}(kernel_size)")
-    return Apply(name, (_expression(node.args[0], text),))
+    def take(self) -> str:
+        """The token that came; the one after it comes."""
+        taken = self.next
+        found = _TOKEN.match(self.text, self.place)
+        if found is None:
+            raise self.wrong()
+        self.next, self.place = found[1], found.end()
+        return taken
 
+    def has(self, token: str) -> bool:
+        """Whether ``token`` comes, which is then taken."""
+        if self.next != token:
+            return False
+        self.take()
+        return True
 
-def _item(node: ast.Subscript, text: str) -> Item:
-    of = _expression(node.value, text)
-    place = node.slice
-    if not isinstance(place, ast.Slice):
-        return Item(of, _whole(place, text))
-    if place.step is not None:
-        raise SpecError("a step between items is not supported", where=text, fix="dims[1:]")
-    ends = [None if end is None else _whole(end, text) for end in (place.lower, place.upper)]
-    return Item(of, ends[0], ends[1], whole=True)
+    def needs(self, token: str) -> None:
+        if not self.has(token):
+            raise self.wrong()
 
+    def wrong(self) -> SpecError:
+        return SpecError(f"{self.text!r} is no expression", where=self.text, fix=_EXAMPLE)
 
-def _whole(node: ast.expr, text: str) -> int:
-    number = _number(node)
-    if not isinstance(number, int):
-        raise SpecError("an item is named by a whole number", where=text, fix="dims[-1]")
-    return number
+    def sum(self) -> Expression:
+        left = self.product()
+        while self.next in ("+", "-"):
+            left = Apply(self.take(), (left, self.product()))
+        return left
 
+    def product(self) -> Expression:
+        left = self.signed()
+        while self.next in ("*", "/"):
+            left = Apply(self.take(), (left, self.signed()))
+        return left
 
-def _number(node: ast.expr) -> int | float | None:
-    """The number of a constant, of a negative one, or of a power such as ``2**16``."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return node.value  # type: ignore[return-value]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _number(node.operand)
-        return None if inner is None else -inner
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-        base, power = _number(node.left), _number(node.right)
-        if base == 2 and isinstance(power, int) and abs(power) <= 1000:
-            return 2**power if power >= 0 else 2.0**power
-    return None
+    def signed(self) -> Expression:
+        if not self.has("-"):
+            return self.power()
+        number = self.signed()
+        if not isinstance(number, Number):
+            raise self.no_quantity()
+        return Number(-number.value)
+
+    def power(self) -> Expression:
+        base = self.item()
+        if not self.has("**"):
+            return base
+        exponent = self.signed()
+        if base == Number(2) and isinstance(exponent, Number) and type(exponent.value) is int:
+            power = exponent.value
+            if abs(power) <= _LARGEST_POWER:
+                return Number(2**power if power >= 0 else 2.0**power)
+        raise self.no_quantity()
+
+    def no_quantity(self) -> SpecError:
+        return SpecError(
+            f"{self.text!r} is no expression of quantities", where=self.text, fix=_EXAMPLE
+        )
+
+    def item(self) -> Expression:
+        of = self.value()
+        while self.has("["):
+            start = None if self.next == ":" else self.whole()
+            stop, whole = None, self.has(":")
+            if whole and self.next not in ("]", ":"):
+                stop = self.whole()
+            if self.next == ":":
+                raise SpecError(
+                    "a step between items is not supported", where=self.text, fix="dims[1:]"
+                )
+            self.needs("]")
+            of = Item(of, start, stop, whole=whole)
+        return of
+
+    def whole(self) -> int:
+        found = self.sum()
+        if not isinstance(found, Number) or not isinstance(found.value, int):
+            raise SpecError("an item is named by a whole number", where=self.text, fix="dims[-1]")
+        return found.value
+
+    def value(self) -> Expression:
+        if self.has("("):
+            inside = self.sum()
+            self.needs(")")
+            return inside
+        token = self.take()
+        if token[:1].isdigit() or (token[:1] == "." and len(token) > 1):
+            return self.number(token)
+        if not token.isidentifier():
+            raise self.wrong()
+        if self.has("("):
+            return self.call(token)
+        if not self.has("."):
+            return Quantity(token)
+        name = self.take()
+        if not name.isidentifier() or self.next in (".", "("):
+            raise self.no_quantity() if name.isidentifier() else self.wrong()
+        return Quantity(name, token)
+
+    def number(self, token: str) -> Number:
+        try:
+            return Number(int(token, 0) if _INTEGER.fullmatch(token) else float(token))
+        except ValueError:
+            raise self.wrong() from None
+
+    def call(self, name: str) -> Expression:
+        if name not in FUNCTIONS:
+            fix = did_you_mean(name, FUNCTIONS, f"functions: {', '.join(FUNCTIONS)}")
+            raise SpecError(f"there is no function {name!r}", where=self.text, fix=fix)
+        argument = None if self.next == ")" else self.sum()
+        if argument is None or self.next in (",", "="):
+            raise SpecError(
+                f"{name} takes one argument", where=self.text, fix=f"{name}(kernel_size)"
+            )
+        self.needs(")")
+        return Apply(name, (argument,))
 
 
 def quantities_in(expression: Expression) -> Iterator[Quantity]:
