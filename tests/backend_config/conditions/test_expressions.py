@@ -48,7 +48,7 @@ WRONG = {
     "syntax": "kernel_size *",
     "long": "1 + " * 200 + "1",
     "lambda": "lambda: 1",
-    "another script": "\u210barm",
+    "script": "groups + \uff47roups",
     "brackets": "(" * 300,
 }
 
