@@ -18,6 +18,7 @@ Known = Mapping[str, Mapping[str, str]]
 TITLES = {
     "kernels": "x86",
     "sizes": "other sizes",
+    "repeated": "same bits",
     "saved": "saved, loaded",
     "chosen": "x86 by default",
     "compiled": "compiled",

@@ -260,6 +260,7 @@ def test_messages(snapshot: Callable[..., None]) -> None:
         "mylib.act.swish",
         "torch.ops.mylib.op",
         "torch.ops.aten.relux",
+        "torch.ops.aten.remainder.int",
         "torch.ops.quantized_decomposed.relux.default",
     ):
         with pytest.raises(ArtifactError) as caught:

@@ -34,6 +34,7 @@ from backquant.backend_config import (
     DTypeWithConstraints,
     ForwardFuser,
     GraphPattern,
+    KnownSlower,
     ObservationType,
     SequentialFuser,
 )
@@ -155,6 +156,9 @@ def test_what_torch_cannot_say_is_named() -> None:
     names = ("engine", "bias_scale", "symmetric", "ch_axis")
     [found] = to_torch_ao(backend, without=names).configs
     assert found.dtype_configs == [torch_backends.DTypeConfig(torch.qint8, None, torch.qint8)]
+    slow = KnownSlower(("lstm",), {"hidden_size": {"max": 63}}, "32 values, 20 steps", 20.0, 18.0)
+    with pytest.raises(SpecError, match=r": slower$"):
+        to_torch_ao(BackendConfig("mine").set_slower([slow]), without=("where",))
     with pytest.raises(SpecError, match="no patterns with named ports"):
         pattern = GraphPattern(["x"], {"out": (torch.mul, "x", "x")})
         to_torch_ao(BackendPatternConfig(pattern))

@@ -197,7 +197,8 @@ def failed_node(error: Exception, module: fx.GraphModule) -> fx.Node | None:
     while trace is not None:
         running = trace.tb_frame.f_locals
         if trace.tb_frame.f_code is _run.__code__ and running["module"] is module:
-            calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+            nodes: list[fx.Node] = list(module.graph.nodes)
+            calls = [node for node in nodes if node.op not in ("placeholder", "output")]
             places = [call.place for call in running["table"]]
             return calls[places.index(running["place"])]
         trace = trace.tb_next

@@ -15,7 +15,7 @@ from backquant.errors import BackquantError, SpecError, UsageError
 
 #: Fields that PyTorch's forms have not, by a key that tells the form.
 _OWN_FIELDS = {
-    "BackendConfig": ("engine", "defaults", "qdq"),
+    "BackendConfig": ("engine", "defaults", "qdq", "slower"),
     "entry": ("ports", "where", "overwrite_output_fake_quantize", "overwrite_output_observer"),
     "DTypeConfig": (
         "bias_scale",

@@ -80,7 +80,10 @@ def _stays_float(node: fx.Node, argument: fx.Node) -> bool:
     if is_norm and node.kwargs.get("weight") is argument:
         return True
     places = (known.weight_index,) if is_norm else known.places
-    return any(place < len(node.args) and node.args[place] is argument for place in places)
+    return any(
+        place is not None and place < len(node.args) and node.args[place] is argument
+        for place in places
+    )
 
 
 def argument_nodes(node: fx.Node) -> Iterator[fx.Node]:

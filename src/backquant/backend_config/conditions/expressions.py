@@ -17,7 +17,8 @@ from backquant.errors import SpecError, did_you_mean
 FUNCTIONS = ("product", "sum", "max", "min", "count", "abs", "ceil", "floor")
 _TOKEN = re.compile(
     r"\s*(0[xX][0-9a-fA-F_]+|(?:\d[\d_]*)?\.?\d[\d_]*\.?(?:[eE][+-]?\d+)?|[A-Za-z_][A-Za-z_0-9]*"
-    r"|\*\*|[-+*/()\[\].,:='\"]|$)"
+    r"|\*\*|[-+*/()\[\].,:='\"]|$)",
+    re.ASCII,
 )
 _INTEGER = re.compile(r"[\d_]+|0[xX].*")
 _LARGEST_POWER = 1000

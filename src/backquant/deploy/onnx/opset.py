@@ -20,7 +20,7 @@ __all__ = ["asked_opset", "check_opset", "lower_opset"]
 _FIRST = 17
 _WRITTEN = 18  # what PyTorch's translations are written for
 _SAME_INPUTS = {"Pad": 3, "Resize": 4, "ScatterElements": 3, "ScatterND": 3}
-_NEW_ATTRIBUTES = {
+_NEW_ATTRIBUTES: Mapping[str, Mapping[str, object]] = {
     "Resize": {"antialias": 0, "axes": None, "keep_aspect_ratio_policy": "stretch"},
     "Split": {"num_outputs": None},
 }
