@@ -1,13 +1,18 @@
 """PyTorch's own tests of quantization, run on ``backquant.ao`` by prefix alone: how many pass.
 
-    python tools/torch_own_tests.py PYTORCH/test/quantization
-    python tools/torch_own_tests.py PYTORCH/test/quantization -k TestFuseFx --json results.jsonl
+    python tools/torch_own_tests.py PYTORCH/test/quantization --results DIR
+    python tools/torch_own_tests.py PYTORCH/test/quantization --results DIR --select TestFuseFx --jobs 2
+    python tools/torch_own_tests.py PYTORCH/test/quantization --results DIR --report docs/migrating.md
 
 The files are read where they lie and copied to a temporary folder. ``torch_own/edits.py`` has all edits:
 the prefix, and statements that use TorchScript. The installed torch's ``common_quantization.py``, on whose
 helpers the tests stand, is copied and edited alike. Judged are the tests that, as they are written, pass
 on the installed torch's own ``torch.ao``, and whose own body names neither ``torch.jit`` nor a name of
 ``torch.ao`` that begins with an underscore.
+
+Each outcome is written as soon as it is known, to ``DIR/ours.jsonl`` and ``DIR/torch_ao.jsonl``. A test that
+stands there is not run again: a run that was cut off goes on, and one may run in pieces. ``--again`` runs
+what did not pass anew.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 _TOOLS = Path(__file__).resolve().parent
 _ROOT = _TOOLS.parent
@@ -27,114 +31,89 @@ _FILES = ("fx/test_quantize_fx.py", "core/test_backend_config.py", "core/test_wo
 sys.path.insert(0, str(_TOOLS))
 
 from torch_own.edits import uses_left_out, with_prefix, without_torchscript  # noqa: E402
+from torch_own.summary import Outcomes, put_into, read, report  # noqa: E402
 
-Results = list[dict[str, Any]]
 
-
-def run(sources: list[Path], wanted: str, *, by_prefix: bool) -> Results:
-    """The results of the tests in ``sources``, one dict per test; ``by_prefix``: on backquant."""
-    import torch.testing._internal as internal
-
-    base = Path(internal.__path__[0]) / "common_quantization.py"
+def run(sources: list[Path], results: Path, select: str, jobs: int, *, by_prefix: bool) -> None:
+    """Add the outcomes of the selected tests that ``results`` lacks; ``by_prefix``: on backquant."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        results = place / "results.jsonl"
-        paths = (place, _TOOLS, _ROOT / "src", _ROOT)
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            "TORCH_OWN_RESULTS": str(results),
+            "PYTHONPATH": os.pathsep.join(map(str, (place, _TOOLS, _ROOT / "src", _ROOT))),
+            "TORCH_OWN_RESULTS": str(results.resolve()),
+            "OMP_NUM_THREADS": "1",
         }
         if by_prefix:
             environment["TORCH_OWN_BASE"] = str(place / "edited_base.py")
-            (place / "edited_base.py").write_text(_edited(base.read_text()))
+            (place / "edited_base.py").write_text(_edited(_base().read_text()))
         for source in sources:
             text = source.read_text()
             (place / source.name).write_text(_edited(text) if by_prefix else text)
         options = ["-p", "torch_own.recorder", "-p", "no:cacheprovider", "-q", "--tb=short"]
-        tests = [str(place / source.name) for source in sources]
-        command = [sys.executable, "-W", "ignore", "-m", "pytest", *options, *tests]
-        command += ["--rootdir", folder, "-c", os.devnull, *(["-k", wanted] if wanted else [])]
-        done = subprocess.run(
-            command, cwd=place, env=environment, capture_output=True, text=True, check=False
-        )
-        if not results.exists():
-            raise SystemExit(done.stdout[-4000:] + done.stderr[-4000:])
-        return read(results)
+        command = [sys.executable, "-W", "ignore", "-m", "pytest", *options]
+        command += [str(place / source.name) for source in sources]
+        command += ["--rootdir", folder, "-c", os.devnull, *(["-k", select] if select else [])]
+        with tempfile.TemporaryFile("w+") as output:
+            parts = [
+                subprocess.Popen(
+                    command,
+                    cwd=place,
+                    env={**environment, "TORCH_OWN_PART": f"{part} {jobs}"},
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+                for part in range(jobs)
+            ]
+            codes = {part.wait() for part in parts}
+            output.seek(0)
+            if not codes <= {0, 1, 5}:  # passed, failed, none selected
+                raise SystemExit(output.read()[-4000:])
+
+
+def _base() -> Path:
+    import torch.testing._internal as internal
+
+    return Path(internal.__path__[0]) / "common_quantization.py"
 
 
 def _edited(text: str) -> str:
     return with_prefix(without_torchscript(text))
 
 
-def read(path: Path) -> Results:
-    """The results in a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def summary(results: Results, baseline: Results, left_out: dict[str, str]) -> str:
-    """The counts, each judged test that failed, and what is not judged.
-
-    >>> passed = [{"test": "T.test_a", "outcome": "passed", "why": ""}]
-    >>> print(summary([{"test": "T.test_a", "outcome": "failed", "why": "no scale"}], passed, {}))
-    by prefix alone: 0 of 1 pass (0.0 %)
-    failed: 1
-      T.test_a: no scale
-    """
-    passing = {result["test"] for result in baseline if result["outcome"] == "passed"}
-    judged = [r for r in results if r["test"] in passing and r["test"] not in left_out]
-    failed = [result for result in judged if result["outcome"] != "passed"]
-    passed = len(judged) - len(failed)
-    groups = {
-        "failed": [(r["test"], _first_line(r["why"])) for r in failed],
-        "not judged": [
-            (r["test"], left_out.get(r["test"], "torch.ao itself does not pass it here"))
-            for r in results
-            if r not in judged
-        ],
-    }
-    share = 100 * passed / max(1, len(judged))
-    lines = [f"by prefix alone: {passed} of {len(judged)} pass ({share:.1f} %)"]
-    for title, tests in groups.items():
-        lines += [f"{title}: {len(tests)}"] if tests else []
-        lines += [f"  {test}: {why}" for test, why in tests]
-    return "\n".join(lines)
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")[:200]
+def _forget(path: Path, select: str) -> None:
+    """Drop the outcomes that are no pass, of tests with ``select`` in the name, for another run."""
+    kept = [o for o in read(path).values() if o["outcome"] != "failed" or select not in o["test"]]
+    path.write_text("".join(json.dumps(outcome) + "\n" for outcome in kept))
 
 
 def main() -> None:
-    """Run on both, print, and write the results as JSON lines where ``--json`` says."""
+    """Run what is missing on both, and print the counts; ``--report`` writes them into a page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="test/quantization of a checkout of PyTorch 2.6")
-    parser.add_argument("-k", default="", help="as pytest's")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument(
-        "--baseline", type=Path, help="torch.ao's results: read from here, or written if absent"
-    )
+    parser.add_argument("--results", type=Path, required=True, help="the folder of the outcomes")
+    parser.add_argument("--select", default="", help="as pytest's -k")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="run anew what failed")
+    parser.add_argument("--report", type=Path, help="the page to write the counts into")
     options = parser.parse_args()
     sources = [options.folder.resolve() / name for name in _FILES]
-    if options.baseline and options.baseline.exists():
-        baseline = read(options.baseline)
-    else:
-        baseline = run(sources, options.k, by_prefix=False)
-        if options.baseline:
-            _write(options.baseline, baseline)
-    results = run(sources, options.k, by_prefix=True)
+    options.results.mkdir(parents=True, exist_ok=True)
+    ours, theirs = (options.results / name for name in ("ours.jsonl", "torch_ao.jsonl"))
+    if options.again:
+        _forget(ours, options.select)
+    run(sources, ours, options.select, options.jobs, by_prefix=True)
+    if not read(ours).keys() <= read(theirs).keys():
+        run(sources, theirs, options.select, options.jobs, by_prefix=False)
     left_out: dict[str, str] = {}
     for source in sources:
         left_out.update(uses_left_out(source.read_text()))
-    print(summary(results, baseline, left_out))
-    if options.json:
-        _write(options.json, results)
-
-
-def _write(path: Path, results: Results) -> None:
-    path.write_text("".join(json.dumps(result) + "\n" for result in results))
+    outcomes = Outcomes(read(ours), read(theirs), left_out)
+    print(report(outcomes))
+    if options.report:
+        put_into(options.report, outcomes)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +35,8 @@ class T:
             m = torch.jit.script(
                 file
             )
+        traced = torch.jit.trace(1)
+        traced(2)
         m(1)
 """
 
@@ -66,6 +70,7 @@ def test_statements_of_torchscript_go_and_lines_keep_their_numbers() -> None:
     kept = edited.splitlines()
     assert len(kept) == len(TEXT.splitlines())
     assert kept[-1] == "        m(1)" and kept[18].strip() == "pass"
+    assert "traced" not in edited  # what reads nothing but TorchScript's goes with it
 
 
 def test_which_tests_are_not_judged_follows_from_their_own_body() -> None:
@@ -76,3 +81,54 @@ def test_which_tests_are_not_judged_follows_from_their_own_body() -> None:
         "T.test_private_path": "names _steps",
         "T.test_scripted": "uses TorchScript",
     }
+
+
+def _outcome(test: str, outcome: str, why: str = "") -> dict[str, str]:
+    return {"test": test, "outcome": outcome, "why": why, "trace": ""}
+
+
+def test_a_test_that_has_an_outcome_is_not_run_again_and_parts_share_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch_own import recorder
+
+    results = tmp_path / "results.jsonl"
+    results.write_text(json.dumps(_outcome("T.test_a", "passed")) + "\n")
+    monkeypatch.setattr(recorder, "_PATH", results)
+    shared = []
+    for part in ("0 2", "1 2"):
+        items = [
+            SimpleNamespace(cls=cls, nodeid=f"file.py::{name}")
+            for cls, name in [(object, f"T::test_{n}") for n in "abcd"] + [(None, "test_only")]
+        ]
+        monkeypatch.setenv("TORCH_OWN_PART", part)
+        recorder.pytest_collection_modifyitems(items)
+        shared.append([item.nodeid[-1] for item in items])
+    assert shared == [["b", "d"], ["c"]]
+
+
+def test_judged_is_what_torch_ao_passes_and_each_failure_has_its_reason(tmp_path: Path) -> None:
+    from torch_own.summary import Outcomes, put_into, read, report
+
+    file = tmp_path / "ours.jsonl"
+    lines = [_outcome("T.a", "passed"), _outcome("T.b", "failed", "no | scale\nmore")]
+    lines += [_outcome("T.c", "failed"), _outcome("T.d", "failed")]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    theirs = {name: _outcome(name, "passed") for name in ("T.a", "T.b", "T.c")}
+    theirs["T.d"] = _outcome("T.d", "skipped")
+    outcomes = Outcomes(read(file), theirs, {"T.c": "uses TorchScript"})  # type: ignore[arg-type]
+    assert outcomes.headline() == "by prefix alone: 1 of 2 pass (50.0 %)"
+    assert outcomes.failed() == {"T.b": "no | scale"}
+    assert outcomes.not_judged() == {
+        "T.c": "uses TorchScript",
+        "T.d": "skipped on torch.ao itself",
+    }
+    assert "T.b: no | scale" in report(outcomes)
+    page = tmp_path / "page.md"
+    mark = "<!-- own tests: written by tools/torch_own_tests.py -->"
+    page.write_text(f"before\n{mark}\nold\n<!-- end of own tests -->\nafter\n")
+    put_into(page, outcomes)
+    put_into(page, outcomes)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert text.count("| `T.b` | no \\| scale |") == 1 and "**1 of 2**" in text

@@ -3,7 +3,8 @@
 1. ``torch.ao.`` is ``backquant.ao.``, as ``sed 's/torch\\.ao\\./backquant.ao./g'`` does, and so is
    ``torch.ao`` in ``from torch.ao import``; ``import backquant.ao`` stands first, since ``import torch``
    brings ``torch.ao`` too.
-2. A simple statement whose code names ``torch.jit`` goes; ``pass`` where it was a block's only one.
+2. A simple statement whose code names ``torch.jit`` goes, and so do those after it in its block that read
+   what it alone assigned; ``pass`` where nothing is left of a block.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def without_torchscript(text: str) -> str:
     """
     lines = text.split("\n")
     for block in _blocks(ast.parse(text)):
-        gone = [statement for statement in block if _is_scripted(statement)]
+        gone = _scripted(block)
         for statement in gone:
             first, last = statement.lineno - 1, (statement.end_lineno or statement.lineno) - 1
             lines[first : last + 1] = [""] * (last - first + 1)
@@ -66,8 +67,27 @@ def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
                 yield block
 
 
-def _is_scripted(statement: ast.stmt) -> bool:
-    return not isinstance(statement, _COMPOUND) and _names_torchscript(statement)
+def _scripted(block: list[ast.stmt]) -> list[ast.stmt]:
+    """The simple statements of ``block`` that name ``torch.jit``, or read what only such ones assigned."""
+    gone: list[ast.stmt] = []
+    scripts: set[str] = set()
+    for statement in block:
+        read, assigned = _names(statement, ast.Load), _names(statement, ast.Store)
+        simple = not isinstance(statement, _COMPOUND)
+        if simple and (_names_torchscript(statement) or read & scripts):
+            gone.append(statement)
+            scripts |= assigned
+        else:
+            scripts -= assigned
+    return gone
+
+
+def _names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
+    return {
+        part.id
+        for part in ast.walk(statement)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, context)
+    }
 
 
 def _names_torchscript(node: ast.AST) -> bool:

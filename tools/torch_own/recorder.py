@@ -1,7 +1,8 @@
-"""The pytest plugin that writes one JSON line per finished test to ``TORCH_OWN_RESULTS``.
+"""The pytest plugin that writes one JSON line per finished test to ``TORCH_OWN_RESULTS``, and runs none twice.
 
 ``TORCH_OWN_BASE`` is the file that stands for ``torch.testing._internal.common_quantization``, on whose
 helpers the tests call ``prepare_fx`` and ``convert_fx``: the installed one with the same edits.
+``TORCH_OWN_PART`` is two numbers: which part of the tests this process runs, of how many.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ def pytest_configure() -> None:
         spec.loader.exec_module(sys.modules[_BASE])
 
 
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Methods of classes that have no outcome yet, of this process's part."""
+    part, parts = map(int, os.environ.get("TORCH_OWN_PART", "0 1").split())
+    lines = _PATH.read_text().splitlines() if _PATH.is_file() else []
+    known = {json.loads(line)["test"] for line in lines}
+    methods = [item for item in items if item.cls is not None and _name(item.nodeid) not in known]
+    items[:] = methods[part::parts]
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """One line per test: passed, failed (with the last line of the error) or skipped."""
     if report.failed:
@@ -49,8 +59,11 @@ def _error(report: Any) -> str:
     return (crash.message if crash is not None else str(report.longrepr)).strip()
 
 
+def _name(nodeid: str) -> str:
+    return ".".join(nodeid.split("::")[1:])
+
+
 def _write(nodeid: str, outcome: str, why: str, trace: str = "") -> None:
-    name = ".".join(nodeid.split("::")[1:])
-    line = {"test": name, "outcome": outcome, "why": why, "trace": trace}
-    with _PATH.open("a") as file:
+    line = {"test": _name(nodeid), "outcome": outcome, "why": why, "trace": trace}
+    with _PATH.open("a") as file:  # one write of one line: parts do not mix theirs
         file.write(json.dumps(line) + "\n")
