@@ -73,10 +73,11 @@ def quantized_model(
         left_in_float=lowered.left_in_float,
         interface=_interface(reference),
     )
-    made = QuantizedModel(lowered.graph_module, record)
+    origin = None
     if isinstance(reference, ReferenceModel) and state.dialect == "decomposed":
         again = partial(quantized_model, source=nn.Module(), engine_name=engine_name)
-        made.origin = Origin(reference, again)
+        origin = Origin(reference, again)
+    made = QuantizedModel(lowered.graph_module, record, origin)
     if state.report_of is not None:
         made.record = replace(record, report_of=LoweredReport.of(reference, made))
     if lowered.graph_module is not reference:

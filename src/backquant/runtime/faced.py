@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.fx import GraphModule
 
@@ -36,18 +38,24 @@ class Faced(DeferredGraphModule):
     """
 
     graph_module: GraphModule
-    _watched: _Watched
+    _watched: Watched
 
-    def _begin_face(self, graph_module: GraphModule) -> None:
-        """Show the graph of ``graph_module``, over its modules."""
+    def _begin_face(self, graph_module: GraphModule, face: GraphModule | None = None) -> None:
+        """Show ``face``; where there is none, the graph of ``graph_module``, over its modules."""
         # in the dictionary: it is no child, and has no keys in the ``state_dict``
         self.__dict__["graph_module"] = graph_module
+        shown = graph_module if face is None else face
         for table in _TABLES:
-            self.__dict__[table] = graph_module.__dict__[table]
+            self.__dict__[table] = shown.__dict__[table]
         self.__dict__["meta"] = graph_module.meta
-        take_graph(self, copied_graph(graph_module.graph), graph_module)
+        graph = copied_graph(graph_module.graph) if face is None else face.graph
+        take_graph(self, graph, graph_module)
         self._lineno_map, self._prologue_start = {}, 0  # torch.compile reads them
-        self._watched = _Watched(self)
+        self._watched = Watched(self, with_tensors=face is not None)
+
+    def _dialect(self) -> GraphModule | None:
+        """What is shown in place of ``graph_module``."""
+        return None
 
     def _is_unchanged(self) -> bool:
         """Invariant 2."""
@@ -93,7 +101,7 @@ class Faced(DeferredGraphModule):
         edited = state.pop("_edited", None)
         fx.GraphModule.__init__(self, nn.Module(), fx.Graph(), class_name="QuantizedModel")
         self.__dict__.update(state)
-        self._begin_face(state["graph_module"])
+        self._begin_face(state["graph_module"], self._dialect())
         if edited is not None:
             graph = edited.pop("_graph")
             self.__dict__.update(edited)
@@ -101,13 +109,28 @@ class Faced(DeferredGraphModule):
             self._watched.look_at(graph)
 
 
-class _Watched:
-    """What a graph module was like at the beginning."""
+class Watched:
+    """What a graph module was like at the beginning.
 
-    def __init__(self, model: fx.GraphModule) -> None:
+    ``with_tensors``: parameters, buffers and hooks, too, where the graph module that runs has modules of its
+    own.
+    """
+
+    def __init__(self, model: fx.GraphModule, *, with_tensors: bool) -> None:
         self._nodes = _contents(model.graph)
-        self._tables = [part._modules for part in model.modules() if part._modules]
-        self._children = self._now()
+        parts = [*model.modules()]
+        tables = _TABLES if with_tensors else ("_modules",)
+        self._tables = [
+            vars(part)[table] for part in parts for table in tables if vars(part)[table]
+        ]
+        hooked = parts[1:] if with_tensors else ()
+        self._hooks = [h for part in hooked for h in (part._forward_hooks, part._forward_pre_hooks)]
+        # by a call of C, here and in each call of the model
+        held = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._tensors = [
+            value for value in held if with_tensors and isinstance(value, torch.Tensor)
+        ]
+        self._held, self._versions = [*map(id, held)], [*map(_version, self._tensors)]
         self.has_same_graph = True
 
     def look_at(self, graph: fx.Graph) -> None:
@@ -115,11 +138,16 @@ class _Watched:
         self.has_same_graph = _contents(graph) == self._nodes
 
     def is_unchanged(self) -> bool:
-        """Whether graph and children are the same."""
-        return self.has_same_graph and self._now() == self._children
+        """Whether graph, modules and tensors are the same, and nobody looks at a module."""
+        return (
+            self.has_same_graph
+            and not any(self._hooks)
+            and [*map(id, chain.from_iterable(map(dict.values, self._tables)))] == self._held
+            and [*map(_version, self._tensors)] == self._versions
+        )
 
-    def _now(self) -> list[int]:
-        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+_version = attrgetter("_version")
 
 
 def _contents(graph: fx.Graph) -> list[tuple[Any, ...]]:

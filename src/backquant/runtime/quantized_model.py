@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.backend_config import BackendConfig
+from backquant.convert import ReferenceModel
 from backquant.dtypes import QParams
 from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
@@ -22,8 +23,10 @@ from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
 from backquant.runtime.as_integers import integer_arguments
 from backquant.runtime.audit import Audit, audit
-from backquant.runtime.checkpointed import Checkpointed, adopt
+from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
+from backquant.runtime.dialect import in_torch_dialect
 from backquant.runtime.executor import Executor
+from backquant.runtime.faced import Watched
 from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
@@ -39,6 +42,9 @@ from backquant.runtime.unlowered import PlainlyCalled, calls_little, without_gra
 if TYPE_CHECKING:
     from backquant.runtime.compiled import Compilation
     from backquant.runtime.compiled.program import CompiledProgram
+
+
+_TORCH_ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 
 
 class QuantizedModel(Checkpointed, PlainlyCalled):
@@ -79,10 +85,12 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
     original_weights_lookup: dict[str, list[torch.Tensor | None]]
     check_finite: bool = True
 
-    def __init__(self, graph_module: GraphModule, record: LoweredRecord) -> None:
+    def __init__(
+        self, graph_module: GraphModule, record: LoweredRecord, origin: Origin | None = None
+    ) -> None:
         super().__init__(nn.Module(), Graph(), class_name="QuantizedModel")
-        self._begin_face(graph_module)
-        self.record = record
+        self.record, self.origin = record, origin
+        self._begin_face(graph_module, self._dialect())
         self.source = ""
         self.replays: Replays | None = None
         self._quantized_inputs = quantized_inputs(graph_module)
@@ -101,10 +109,19 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         interface = None if self.record.inputs else self.interface
         self.replays = None if slow or self._is_plain else Replays(self.graph_module, interface)
 
+    def _dialect(self) -> GraphModule | None:
+        engine, record = self.record.engine, self.record
+        plain = self.origin is not None and not record.interface and not record.inputs
+        if not plain or record.outputs or engine is None or engine.name not in _TORCH_ENGINES:
+            return None
+        reference = self.origin.reference
+        parts = [part for part in reference.modules() if isinstance(part, ReferenceModel)]
+        return in_torch_dialect(reference) if len(parts) == 1 else None
+
     def _take_over(self, other: QuantizedModel) -> None:
         adopt(self.graph_module, other.graph_module)
         self.record, self.origin = other.record, other.origin
-        self._begin_face(other.graph_module)
+        self._begin_face(other.graph_module, self._dialect())
         self._begin_replays()
 
     @property
@@ -179,6 +196,7 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
         self.graph_module._apply(fn, recurse)
+        self._watched = Watched(self, with_tensors=self._modules is not self.graph_module._modules)
         if self.replays is not None:
             self._begin_replays()
         return self

@@ -53,6 +53,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "qat":
+    if name in ("qat", "quantized"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,244 @@
+"""A reference model in PyTorch's quantized dialect: what a converted model shows to its reader.
+
+Invariants
+
+1. Values pass from operator to operator as PyTorch's quantized tensors. ``dequantize → operator → quantize``
+   is one node where PyTorch has an operator for it: a module of ``backquant.nn.quantized`` under the name of
+   the float module, ``torch.ops.quantized.add``, or the operator itself. Anything else stays as it is.
+2. Scales and zero points that belong to no module are buffers, with PyTorch's names.
+3. The graph runs anywhere, on PyTorch's operators; modules that stay float are the model's own.
+4. The reference model is not changed; integers and parameters are shared with it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import backquant.nn.intrinsic as nni
+import backquant.nn.intrinsic.quantized as nniq
+from backquant.convert import ReferenceModel, reference_state
+from backquant.graph import DeferredGraphModule, assemble, copied_graph, get_module
+from backquant.nn.quantized import conv, functions, linear
+from backquant.nn.quantized import reference as nnqr
+
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
+_TOKENS = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
+_WEIGHTED: dict[type, type] = {
+    nnqr.Linear: linear.Linear,
+    **{getattr(nnqr, f"Conv{n}d"): getattr(conv, f"Conv{n}d") for n in (1, 2, 3)},
+    **{getattr(nnqr, f"ConvTranspose{n}d"): getattr(conv, f"ConvTranspose{n}d") for n in (1, 2, 3)},
+    **{
+        getattr(nni, name): getattr(nniq, name)
+        for name in (
+            *("LinearReLU", "LinearLeakyReLU", "LinearTanh", "ConvAdd2d", "ConvAddReLU2d"),
+            *("ConvReLU1d", "ConvReLU2d", "ConvReLU3d"),
+        )
+    },
+}
+_FUNCTIONS: dict[type, type] = {
+    **{
+        getattr(nn, name): getattr(functions, name)
+        for name in (
+            *("ELU", "Hardswish", "LeakyReLU", "PReLU", "Dropout", "LayerNorm"),
+            *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "BatchNorm2d", "BatchNorm3d"),
+        )
+    },
+    nni.BNReLU2d: nniq.BNReLU2d,
+    nni.BNReLU3d: nniq.BNReLU3d,
+}
+_BINARY = {operator.add: "add", torch.add: "add", operator.mul: "mul", torch.mul: "mul"}
+_MATMUL = (torch.matmul, operator.matmul)
+_RELU = (F.relu, torch.relu)
+# operators that PyTorch runs on quantized tensors, and whose result has their scale
+_SAME = frozenset(
+    [
+        *(torch.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.hardtanh),
+        *(F.hardtanh_, F.interpolate, F.max_pool1d, F.max_pool2d, F.max_pool3d, F.relu, F.relu6),
+        *(torch.relu, torch.avg_pool1d, torch._C._nn.avg_pool2d, torch._C._nn.avg_pool3d),
+        *(torch.clamp, torch.flatten, torch.mean, torch.channel_shuffle, torch.narrow),
+        *(torch.transpose, torch.repeat_interleave, torch.squeeze, torch.stack, torch.unsqueeze),
+        *(F.pixel_shuffle, F.pixel_unshuffle, torch.cat, F.dropout),
+        *("clamp", "mean", "relu", "relu_", "contiguous", "detach", "permute", "repeat"),
+        *("repeat_interleave", "reshape", "squeeze", "transpose", "unsqueeze", "view", "flatten"),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AvgPool1d),
+        *(nn.AvgPool2d, nn.AvgPool3d, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+        *(nn.ReLU, nn.ReLU6, nn.ChannelShuffle, nn.Identity, nn.PixelShuffle, nn.PixelUnshuffle),
+        nn.Flatten,
+    ]
+)
+# with a result of which the scale is known
+_FIXED = frozenset(
+    [
+        *(F.hardsigmoid, F.sigmoid, torch.sigmoid, torch.tanh, "hardsigmoid", "sigmoid", "tanh"),
+        *(nn.Hardsigmoid, nn.Sigmoid, nn.Tanh),
+    ]
+)
+
+
+def in_torch_dialect(reference: ReferenceModel) -> fx.GraphModule:
+    """Rules 1 to 4 for a traced model in the decomposed dialect, whose values are uint8."""
+    return _Dialect(reference).written()
+
+
+class _Dialect:
+    def __init__(self, reference: ReferenceModel) -> None:
+        self.reference, self.state = reference, reference_state(reference)
+        self.graph = copied_graph(reference.graph)
+        self.values: dict[str, Any] = {}
+        self.calls = Counter(n.target for n in self.graph.nodes if n.op == "call_module")
+        self.numbers: dict[fx.Node, tuple[float, int, torch.dtype]] = {}
+
+    def written(self) -> fx.GraphModule:
+        for node in list(self.graph.nodes):
+            self._respell(node)
+        for node in list(self.graph.nodes):
+            if node.target is torch.quantize_per_tensor:
+                self._fuse(node)
+        for node in list(self.graph.nodes):
+            self._read_shape(node)
+        for node in reversed(list(self.graph.nodes)):
+            boundary = node.target in (torch.quantize_per_tensor, "dequantize")
+            if not node.users and (boundary or node.op == "get_attr"):
+                self.graph.erase_node(node)
+        return assemble(DeferredGraphModule, self.graph, self.reference, self.values)
+
+    def _respell(self, node: fx.Node) -> None:
+        if str(node.target) == _QUANTIZE and node.args[5] in _TOKENS:
+            value, scale, zero_point, _, _, dtype = node.args
+            key = self.state.keys.get(node.name)
+            stem, number = (node.name, 0) if key is None else (key.stem, key.number)
+            with self.graph.inserting_before(node):
+                numbers = (
+                    self._buffer(f"{stem}_scale_{number}", torch.tensor(scale)),
+                    self._buffer(f"{stem}_zero_point_{number}", torch.tensor(zero_point)),
+                )
+                token = _TOKENS[dtype]  # type: ignore[index]
+                args = (value, *numbers, token)
+                new = self.graph.call_function(torch.quantize_per_tensor, args)
+            self.numbers[new] = (scale, zero_point, token)  # type: ignore[assignment]
+        elif str(node.target) == _DEQUANTIZE and node.args[0] in self.numbers:
+            with self.graph.inserting_before(node):
+                new = self.graph.call_method("dequantize", (node.args[0],))
+        else:
+            return
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        self.graph.erase_node(node)
+
+    def _buffer(self, name: str, value: torch.Tensor) -> fx.Node:
+        while name in self.values or hasattr(self.reference, name):
+            name += "_"
+        self.values[name] = value
+        made = self.graph.create_node("get_attr", name)
+        return made
+
+    def _integers(self, value: Any) -> fx.Node | None:
+        """The quantized tensor that ``value`` is the floats of."""
+        is_float_of = isinstance(value, fx.Node) and value.target == "dequantize"
+        source = value.args[0] if is_float_of else None
+        return source if source in self.numbers else None
+
+    def _fuse(self, quantize: fx.Node) -> None:
+        node = quantize.args[0]
+        if not isinstance(node, fx.Node) or len(node.users) > 1:
+            return
+        if self._module(quantize, node) or self._same(quantize, node):
+            return
+        relu = None
+        if node.target in _RELU or type(self._called(node)) is nn.ReLU:
+            relu, node = node, node.args[0]  # type: ignore[assignment]
+            if not isinstance(node, fx.Node) or len(node.users) > 1:
+                return
+        self._binary(quantize, node, relu)
+
+    def _called(self, node: fx.Node) -> nn.Module | None:
+        is_alone = node.op == "call_module" and self.calls[node.target] == 1
+        return get_module(self.reference, str(node.target)) if is_alone else None
+
+    def _module(self, quantize: fx.Node, node: fx.Node) -> bool:
+        """A module with a scale of its own."""
+        module = self._called(node)
+        kind = _WEIGHTED.get(type(module)) or _FUNCTIONS.get(type(module))
+        sources = [self._integers(value) for value in node.args]
+        if module is None or kind is None or node.kwargs or not sources:
+            return False
+        known = [self.numbers[s][2] for s in sources if s is not None]
+        if len(known) < len(sources) or {*known, quantize.args[3]} != {torch.quint8}:
+            return False
+        if type(module) in _WEIGHTED and not _is_plain(module):
+            return False
+        scale, zero_point, _ = self.numbers[quantize]
+        made: Any = kind
+        self.values[str(node.target)] = made.from_reference(module, scale, zero_point)
+        node.args = tuple(sources)
+        self._end(quantize, node)
+        return True
+
+    def _same(self, quantize: fx.Node, node: fx.Node) -> bool:
+        """An operator that PyTorch has for quantized tensors under its own name."""
+        module = self._called(node) if node.op == "call_module" else None
+        key = type(module) if node.op == "call_module" else node.target
+        if key not in _SAME and key not in _FIXED or not node.args:
+            return False
+        first = node.args[0]
+        listed = isinstance(first, (tuple, list))
+        sources = [self._integers(value) for value in (first if listed else [first])]  # type: ignore[union-attr]
+        if not sources or None in sources:
+            return False
+        wanted = self.numbers[quantize]
+        if key in _SAME and any(self.numbers[s] != wanted for s in sources if s is not None):
+            return False
+        node.args = (sources if listed else sources[0], *node.args[1:])
+        self._end(quantize, node)
+        return True
+
+    def _binary(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> None:
+        name = _BINARY.get(node.target) or ("matmul" if node.target in _MATMUL else "")  # type: ignore[arg-type]
+        sources = [self._integers(value) for value in node.args]
+        if not name or node.kwargs or len(sources) != 2 or None in sources:
+            return
+        if name == "matmul" and relu is not None:
+            return
+        target = getattr(torch.ops.quantized, f"{name}_relu" if relu is not None else name)
+        with self.graph.inserting_before(quantize):
+            new = self.graph.call_function(target, (*sources, *quantize.args[1:3]))
+        new.meta.update(node.meta)
+        self.numbers[new] = self.numbers[quantize]
+        quantize.replace_all_uses_with(new)
+        for old in (quantize, relu, node):
+            if old is not None:
+                self.graph.erase_node(old)
+
+    def _end(self, quantize: fx.Node, node: fx.Node) -> None:
+        self.numbers[node] = self.numbers[quantize]
+        quantize.replace_all_uses_with(node)
+        read = quantize.args[1:3]
+        self.graph.erase_node(quantize)
+        for number in read:
+            assert isinstance(number, fx.Node)
+            self.graph.erase_node(number)
+            self.values.pop(str(number.target), None)
+
+    def _read_shape(self, node: fx.Node) -> None:
+        reads = node.target is getattr and node.args[1] == "shape"
+        if reads or (node.op == "call_method" and node.target in ("size", "shape")):
+            source = self._integers(node.args[0])
+            if source is not None:
+                node.args = (source, *node.args[1:])
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether PyTorch's kernels take the weight: int8, one scale for all or for each output channel."""
+    source = module[0] if isinstance(module, nn.Sequential) else module
+    weight, scale = getattr(source, "weight", None), getattr(source, "weight_scale", None)
+    if weight is None or scale is None or weight.dtype != torch.int8 or scale.dim() > 1:
+        return False
+    transposed = getattr(source, "transposed", False)
+    return scale.numel() == 1 or (not transposed and source.weight_axis == 0)
