@@ -24,8 +24,9 @@ import backquant.nn.intrinsic as nni
 import backquant.nn.intrinsic.quantized as nniq
 from backquant.convert import ReferenceModel, reference_state
 from backquant.graph import DeferredGraphModule, assemble, copied_graph, get_module
-from backquant.nn.quantized import conv, functions, linear
+from backquant.nn.quantized import conv, dynamic, functions, linear
 from backquant.nn.quantized import reference as nnqr
+from backquant.runtime.packed_weights import functional_name, packed_weight
 
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
@@ -53,6 +54,7 @@ _FUNCTIONS: dict[type, type] = {
     nni.BNReLU2d: nniq.BNReLU2d,
     nni.BNReLU3d: nniq.BNReLU3d,
 }
+_DYNAMIC: dict[type, Any] = {nnqr.Linear: dynamic.Linear, nni.LinearReLU: dynamic.LinearReLU}
 _BINARY = {operator.add: "add", torch.add: "add", operator.mul: "mul", torch.mul: "mul"}
 _MATMUL = (torch.matmul, operator.matmul)
 _RELU = (F.relu, torch.relu)
@@ -93,6 +95,7 @@ class _Dialect:
         self.graph = copied_graph(reference.graph)
         self.values: dict[str, Any] = {}
         self.calls = Counter(n.target for n in self.graph.nodes if n.op == "call_module")
+        self.packed: Counter[str] = Counter()
         self.numbers: dict[fx.Node, tuple[float, int, torch.dtype]] = {}
 
     def written(self) -> fx.GraphModule:
@@ -103,9 +106,9 @@ class _Dialect:
                 self._fuse(node)
         for node in list(self.graph.nodes):
             self._read_shape(node)
+            self._dynamic(node)
         for node in reversed(list(self.graph.nodes)):
-            boundary = node.target in (torch.quantize_per_tensor, "dequantize")
-            if not node.users and (boundary or node.op == "get_attr"):
+            if not node.users and (node.op == "get_attr" or _moves_values(node)):
                 self.graph.erase_node(node)
         return assemble(DeferredGraphModule, self.graph, self.reference, self.values)
 
@@ -132,12 +135,11 @@ class _Dialect:
         node.replace_all_uses_with(new)
         self.graph.erase_node(node)
 
-    def _buffer(self, name: str, value: torch.Tensor) -> fx.Node:
+    def _buffer(self, name: str, value: Any) -> fx.Node:
         while name in self.values or hasattr(self.reference, name):
             name += "_"
         self.values[name] = value
-        made = self.graph.create_node("get_attr", name)
-        return made
+        return self.graph.create_node("get_attr", name)
 
     def _integers(self, value: Any) -> fx.Node | None:
         """The quantized tensor that ``value`` is the floats of."""
@@ -156,7 +158,10 @@ class _Dialect:
             relu, node = node, node.args[0]  # type: ignore[assignment]
             if not isinstance(node, fx.Node) or len(node.users) > 1:
                 return
-        self._binary(quantize, node, relu)
+        if functional_name(node):
+            self._functional(quantize, node, relu)
+        else:
+            self._binary(quantize, node, relu)
 
     def _called(self, node: fx.Node) -> nn.Module | None:
         is_alone = node.op == "call_module" and self.calls[node.target] == 1
@@ -185,7 +190,7 @@ class _Dialect:
         """An operator that PyTorch has for quantized tensors under its own name."""
         module = self._called(node) if node.op == "call_module" else None
         key = type(module) if node.op == "call_module" else node.target
-        if key not in _SAME and key not in _FIXED or not node.args:
+        if (key not in _SAME and key not in _FIXED) or not node.args:
             return False
         first = node.args[0]
         listed = isinstance(first, (tuple, list))
@@ -206,6 +211,45 @@ class _Dialect:
             return
         if name == "matmul" and relu is not None:
             return
+        self._call(quantize, node, relu, (name, *sources))
+
+    def _functional(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> None:
+        source = self._integers(node.args[0]) if node.args else None
+        if source is None or {self.numbers[n][2] for n in (source, quantize)} != {torch.quint8}:
+            return
+        packed = packed_weight(self.reference, node)
+        if packed is None:
+            return
+        scope = self.state.scopes.get(node.name)
+        stem = "" if scope is None else scope.path.replace(".", "_")
+        with self.graph.inserting_before(quantize):
+            weight = self._buffer(f"{stem}_packed_weight_{self._next(stem)}", packed)
+        self._call(quantize, node, relu, (functional_name(node), source, weight))
+
+    def _next(self, stem: str) -> int:
+        number = self.packed[stem]
+        self.packed[stem] += 1
+        return number
+
+    def _dynamic(self, node: fx.Node) -> None:
+        """A linear layer whose input is quantized at each call."""
+        module = self._called(node)
+        kind = _DYNAMIC.get(type(module))
+        read = node.args[0] if node.args else None
+        if kind is None or not isinstance(read, fx.Node) or not _is_plain(module):
+            return
+        if str(read.target) != f"{_DEQUANTIZE[:-7]}tensor":
+            return
+        quantize: Any = read.args[0]
+        made = kind.from_reference(module)
+        self.values[str(node.target)] = made
+        node.args = (quantize.args[0],)
+
+    def _call(
+        self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None, called: tuple[Any, ...]
+    ) -> None:
+        """Put a call of ``torch.ops.quantized`` in the place of an operator with its neighbours."""
+        name, *sources = called
         target = getattr(torch.ops.quantized, f"{name}_relu" if relu is not None else name)
         with self.graph.inserting_before(quantize):
             new = self.graph.call_function(target, (*sources, *quantize.args[1:3]))
@@ -232,6 +276,12 @@ class _Dialect:
             source = self._integers(node.args[0])
             if source is not None:
                 node.args = (source, *node.args[1:])
+
+
+def _moves_values(node: fx.Node) -> bool:
+    """Whether it does nothing but quantize and dequantize."""
+    known = (torch.quantize_per_tensor, "dequantize", operator.getitem)
+    return node.target in known or str(node.target).startswith("quantized_decomposed.")
 
 
 def _is_plain(module: Any) -> bool:
