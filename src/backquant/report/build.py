@@ -62,7 +62,7 @@ class ReportSource:
                 node: self._inside(node, record.kernels, record.left_in_float)
                 for node in self.inner
             },
-            quantized_bytes=bytes_of(quantized),
+            quantized_bytes=bytes_of(quantized.graph_module),
         )
 
     def _inside(

@@ -6,7 +6,9 @@ Invariants
    is one node where PyTorch has an operator for it: a module of ``backquant.nn.quantized`` under the name of
    the float module, ``torch.ops.quantized.add``, or the operator itself. Anything else stays as it is.
 2. Scales and zero points that belong to no module are buffers, with PyTorch's names.
-3. The graph runs anywhere, on PyTorch's operators; modules that stay float are the model's own.
+3. The graph runs anywhere, on PyTorch's operators, and gives the bits of the reference model's integers:
+   where these have narrower limits than their dtype, modules of ``backquant.nn.quantized`` keep to them, and
+   ``limited`` follows other operators. Modules that stay float are the model's own.
 4. The reference model is not changed; integers and parameters are shared with it.
 """
 
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from typing import Any
+from collections.abc import Container
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +28,10 @@ import backquant.nn.intrinsic as nni
 import backquant.nn.intrinsic.quantized as nniq
 from backquant.convert import ReferenceModel, reference_state
 from backquant.graph import DeferredGraphModule, assemble, copied_graph, get_module
+from backquant.lower.kernels.engine_setting import packing_for
 from backquant.nn.quantized import conv, dynamic, functions, linear
 from backquant.nn.quantized import reference as nnqr
+from backquant.nn.quantized.scaled import Scaled, limited
 from backquant.runtime.packed_weights import functional_name, packed_weight
 
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
@@ -47,7 +53,7 @@ _FUNCTIONS: dict[type, type] = {
     **{
         getattr(nn, name): getattr(functions, name)
         for name in (
-            *("ELU", "Hardswish", "LeakyReLU", "PReLU", "Dropout", "LayerNorm"),
+            *("ELU", "Hardswish", "LeakyReLU", "PReLU", "Dropout", "LayerNorm", "Softmax"),
             *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "BatchNorm2d", "BatchNorm3d"),
         )
     },
@@ -84,19 +90,40 @@ _FIXED = frozenset(
 )
 
 
-def in_torch_dialect(reference: ReferenceModel) -> fx.GraphModule:
-    """Rules 1 to 4 for a traced model in the decomposed dialect, whose values are uint8."""
-    return _Dialect(reference).written()
+# of these qnnpack's own give channels that lie last in another order
+_CLAMPS = (torch.clamp, "clamp", F.hardtanh, F.hardtanh_, F.relu6, nn.Hardtanh, nn.ReLU6)
+_RANGES = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.qint32: (-(2**31), 2**31 - 1)}
+_SHAPES = (getattr, "size", "shape")
+
+
+class _Numbers(NamedTuple):
+    """What the integers of a quantized tensor stand for. ``limits``: where narrower than the dtype."""
+
+    scale: float
+    zero_point: int
+    dtype: torch.dtype
+    limits: tuple[int, int] | None
+
+
+def in_torch_dialect(
+    reference: ReferenceModel, engine: str, in_float: Container[str] = ()
+) -> fx.GraphModule:
+    """Rules 1 to 4 for a traced model in the decomposed dialect.
+
+    ``in_float``: layers, by node, that stay as they are, such as those whose sums would saturate.
+    """
+    return _Dialect(reference, engine, in_float).written()
 
 
 class _Dialect:
-    def __init__(self, reference: ReferenceModel) -> None:
-        self.reference, self.state = reference, reference_state(reference)
+    def __init__(self, reference: ReferenceModel, engine: str, in_float: Container[str]) -> None:
+        self.reference, self.state, self.engine = reference, reference_state(reference), engine
+        self.in_float = in_float
         self.graph = copied_graph(reference.graph)
         self.values: dict[str, Any] = {}
         self.calls = Counter(n.target for n in self.graph.nodes if n.op == "call_module")
         self.packed: Counter[str] = Counter()
-        self.numbers: dict[fx.Node, tuple[float, int, torch.dtype]] = {}
+        self.numbers: dict[fx.Node, _Numbers] = {}
 
     def written(self) -> fx.GraphModule:
         for node in list(self.graph.nodes):
@@ -107,6 +134,8 @@ class _Dialect:
         for node in list(self.graph.nodes):
             self._read_shape(node)
             self._dynamic(node)
+        for node in list(self.graph.nodes):
+            self._limit(node)
         for node in reversed(list(self.graph.nodes)):
             if not node.users and (node.op == "get_attr" or _moves_values(node)):
                 self.graph.erase_node(node)
@@ -125,7 +154,9 @@ class _Dialect:
                 token = _TOKENS[dtype]  # type: ignore[index]
                 args = (value, *numbers, token)
                 new = self.graph.call_function(torch.quantize_per_tensor, args)
-            self.numbers[new] = (scale, zero_point, token)  # type: ignore[assignment]
+            limits: Any = node.args[3:5]
+            usual = limits == _RANGES[token]
+            self.numbers[new] = _Numbers(scale, zero_point, token, None if usual else limits)  # type: ignore[arg-type]
         elif str(node.target) == _DEQUANTIZE and node.args[0] in self.numbers:
             with self.graph.inserting_before(node):
                 new = self.graph.call_method("dequantize", (node.args[0],))
@@ -174,17 +205,24 @@ class _Dialect:
         sources = [self._integers(value) for value in node.args]
         if module is None or kind is None or node.kwargs or not sources:
             return False
-        known = [self.numbers[s][2] for s in sources if s is not None]
+        known = [self.numbers[s].dtype for s in sources if s is not None]
         if len(known) < len(sources) or {*known, quantize.args[3]} != {torch.quint8}:
             return False
-        if type(module) in _WEIGHTED and not _is_plain(module):
+        if type(module) in _WEIGHTED and (node.name in self.in_float or not _is_plain(module)):
             return False
-        scale, zero_point, _ = self.numbers[quantize]
-        made: Any = kind
-        self.values[str(node.target)] = made.from_reference(module, scale, zero_point)
+        scale, zero_point, _, limits = self.numbers[quantize]
+        made = self._made(kind, module, scale, zero_point)
+        made.limits = limits
+        self.values[str(node.target)] = made
         node.args = tuple(sources)
         self._end(quantize, node)
         return True
+
+    def _made(self, kind: Any, module: nn.Module, *numbers: Any) -> Any:
+        made = kind.from_reference(module, *numbers)
+        if hasattr(made, "packing"):
+            made.packing = partial(packing_for, self.engine)
+        return made
 
     def _same(self, quantize: fx.Node, node: fx.Node) -> bool:
         """An operator that PyTorch has for quantized tensors under its own name."""
@@ -198,6 +236,9 @@ class _Dialect:
         if not sources or None in sources:
             return False
         wanted = self.numbers[quantize]
+        if key in _CLAMPS and self.engine == "qnnpack":
+            if any(s is not None and not self._is_scaled(s) for s in sources):
+                return False
         if key in _SAME and any(self.numbers[s] != wanted for s in sources if s is not None):
             return False
         node.args = (sources if listed else sources[0], *node.args[1:])
@@ -215,15 +256,19 @@ class _Dialect:
 
     def _functional(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> None:
         source = self._integers(node.args[0]) if node.args else None
-        if source is None or {self.numbers[n][2] for n in (source, quantize)} != {torch.quint8}:
+        if node.name in self.in_float:
+            return
+        if source is None or {self.numbers[n].dtype for n in (source, quantize)} != {torch.quint8}:
             return
         packed = packed_weight(self.reference, node)
         if packed is None:
             return
         scope = self.state.scopes.get(node.name)
         stem = "" if scope is None else scope.path.replace(".", "_")
-        with self.graph.inserting_before(quantize):
+        first: Any = quantize.args[1]
+        with self.graph.inserting_before(first):
             weight = self._buffer(f"{stem}_packed_weight_{self._next(stem)}", packed)
+            packed.packing = partial(packing_for, self.engine)
         self._call(quantize, node, relu, (functional_name(node), source, weight))
 
     def _next(self, stem: str) -> int:
@@ -238,10 +283,12 @@ class _Dialect:
         read = node.args[0] if node.args else None
         if kind is None or not isinstance(read, fx.Node) or not _is_plain(module):
             return
+        if node.name in self.in_float:
+            return
         if str(read.target) != f"{_DEQUANTIZE[:-7]}tensor":
             return
         quantize: Any = read.args[0]
-        made = kind.from_reference(module)
+        made = self._made(kind, module)
         self.values[str(node.target)] = made
         node.args = (quantize.args[0],)
 
@@ -270,6 +317,36 @@ class _Dialect:
             self.graph.erase_node(number)
             self.values.pop(str(number.target), None)
 
+    def _is_scaled(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and isinstance(self.values.get(str(node.target)), Scaled)
+
+    def _limit(self, node: fx.Node) -> None:
+        """Whoever reads integers beyond their limits reads them within: the last part of invariant 3.
+
+        Modules of ``nn.quantized`` give them within, and operators that are their own name in PyTorch give
+        what they read.
+        """
+        numbers = self.numbers.get(node)
+        within = numbers is None or numbers.limits is None or self._is_scaled(node)
+        by_value = node.target is torch.quantize_per_tensor or isinstance(
+            node.target, torch._ops.OpOverloadPacket
+        )
+        if within or not by_value:
+            return
+        assert numbers is not None
+        others = [user for user in node.users if user.target not in _SHAPES]
+        for user in [user for user in others if self._is_scaled(user)]:
+            others.remove(user)
+            module = self.values[str(user.target)]
+            held = dict(enumerate(module.input_limits))
+            held.update((i, numbers.limits) for i, a in enumerate(user.args) if a is node)
+            module.input_limits = tuple(held.get(i) for i in range(len(user.args)))
+        if others:
+            with self.graph.inserting_after(node):
+                new = self.graph.call_function(limited, (node, *numbers.limits))
+            for user in others:
+                user.replace_input_with(node, new)
+
     def _read_shape(self, node: fx.Node) -> None:
         reads = node.target is getattr and node.args[1] == "shape"
         if reads or (node.op == "call_method" and node.target in ("size", "shape")):
@@ -280,7 +357,7 @@ class _Dialect:
 
 def _moves_values(node: fx.Node) -> bool:
     """Whether it does nothing but quantize and dequantize."""
-    known = (torch.quantize_per_tensor, "dequantize", operator.getitem)
+    known = (torch.quantize_per_tensor, limited, "dequantize", operator.getitem)
     return node.target in known or str(node.target).startswith("quantized_decomposed.")
 
 

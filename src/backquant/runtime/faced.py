@@ -21,6 +21,8 @@ from torch.fx import GraphModule
 
 from backquant.errors import BackquantError, UsageError
 from backquant.graph import DeferredGraphModule, copied_graph, take_graph
+from backquant.nn.quantized.scaled import Scaled
+from backquant.runtime.packed_weights import PackedWeight
 
 _TABLES = ("_modules", "_parameters", "_buffers")
 _GENERATED = ("_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "meta")
@@ -42,16 +44,25 @@ class Faced(DeferredGraphModule):
 
     def _begin_face(self, graph_module: GraphModule, face: GraphModule | None = None) -> None:
         """Show ``face``; where there is none, the graph of ``graph_module``, over its modules."""
-        # in the dictionary: it is no child, and has no keys in the ``state_dict``
-        self.__dict__["graph_module"] = graph_module
         shown = graph_module if face is None else face
-        for table in _TABLES:
-            self.__dict__[table] = shown.__dict__[table]
-        self.__dict__["meta"] = graph_module.meta
         graph = copied_graph(graph_module.graph) if face is None else face.graph
+        packed = {n: v for n, v in vars(shown).items() if isinstance(v, PackedWeight)}
+        self.__dict__["_packed_weights"] = packed
+        tables = {table: vars(shown)[table] for table in _TABLES}
+        self._show(graph_module, graph, tables, with_tensors=face is not None)
+
+    def _show(
+        self, graph_module: GraphModule, graph: fx.Graph, tables: Any, *, with_tensors: bool
+    ) -> None:
+        # in the dictionary: it is no child, and has no keys in the ``state_dict``
+        self.__dict__.update(tables, graph_module=graph_module, meta=graph_module.meta)
         take_graph(self, graph, graph_module)
         self._lineno_map, self._prologue_start = {}, 0  # torch.compile reads them
-        self._watched = Watched(self, with_tensors=face is not None)
+        self._watched = Watched(self, with_tensors=with_tensors)
+
+    def __getattr__(self, name: str) -> Any:
+        packed = self.__dict__.get("_packed_weights", {})
+        return packed[name].packed() if name in packed else super().__getattr__(name)
 
     def _dialect(self) -> GraphModule | None:
         """What is shown in place of ``graph_module``."""
@@ -90,63 +101,81 @@ class Faced(DeferredGraphModule):
             ) from error
 
     def _held(self) -> dict[str, Any]:
-        """The attributes, without code and what the graph generates; with the graph if it was edited."""
+        """The attributes, without code and what the graph generates; with what is shown, where that is not
+        ``graph_module``."""
         state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
-        if not self._watched.has_same_graph:
-            state["_edited"] = {name: self.__dict__[name] for name in (*_TABLES, "_graph")}
+        is_same = self._watched.is_same()
+        if self._watched.with_tensors or not is_same:
+            shown = {name: self.__dict__[name] for name in (*_TABLES, "_graph")}
+            state["_shown"] = {**shown, "is_same": is_same}
         return state
 
     def _hold(self, state: dict[str, Any]) -> None:
         """The inverse of ``_held``."""
-        edited = state.pop("_edited", None)
+        shown = state.pop("_shown", None)
         fx.GraphModule.__init__(self, nn.Module(), fx.Graph(), class_name="QuantizedModel")
         self.__dict__.update(state)
-        self._begin_face(state["graph_module"], self._dialect())
-        if edited is not None:
-            graph = edited.pop("_graph")
-            self.__dict__.update(edited)
-            take_graph(self, graph, self)
-            self._watched.look_at(graph)
+        if shown is None:
+            self._begin_face(state["graph_module"])
+            return
+        tables = {table: shown[table] for table in _TABLES}
+        graph = copied_graph(shown["_graph"])
+        self._show(state["graph_module"], graph, tables, with_tensors=True)
+        self._watched.is_void = not shown["is_same"]
 
 
 class Watched:
     """What a graph module was like at the beginning.
 
     ``with_tensors``: parameters, buffers and hooks, too, where the graph module that runs has modules of its
-    own.
+    own. ``is_void``: it was another one before.
     """
 
     def __init__(self, model: fx.GraphModule, *, with_tensors: bool) -> None:
+        self.with_tensors = with_tensors
         self._nodes = _contents(model.graph)
+        self.has_same_graph, self.is_void = True, False
+        self._look_at_modules(model)
+
+    def _look_at_modules(self, model: nn.Module) -> None:
         parts = [*model.modules()]
-        tables = _TABLES if with_tensors else ("_modules",)
-        self._tables = [
-            vars(part)[table] for part in parts for table in tables if vars(part)[table]
-        ]
-        hooked = parts[1:] if with_tensors else ()
+        tables = _TABLES if self.with_tensors else ("_modules",)
+        self._tables = [vars(part)[name] for part in parts for name in tables if vars(part)[name]]
+        hooked = parts[1:] if self.with_tensors else ()
         self._hooks = [h for part in hooked for h in (part._forward_hooks, part._forward_pre_hooks)]
+        self._scaled = [part for part in hooked if isinstance(part, Scaled)]
         # by a call of C, here and in each call of the model
         held = [*chain.from_iterable(map(dict.values, self._tables))]
-        self._tensors = [
-            value for value in held if with_tensors and isinstance(value, torch.Tensor)
-        ]
-        self._held, self._versions = [*map(id, held)], [*map(_version, self._tensors)]
-        self.has_same_graph = True
+        weights = [t for part in self._scaled for t in part.tensors()]
+        self._tensors = weights + [v for v in held if isinstance(v, torch.Tensor)]
+        self._ids, self._numbers = [*map(id, held)], [*map(_version, self._tensors)]
+        self._changes = [*map(_changes, self._scaled)]
+
+    def renew(self, model: nn.Module, *, is_same: bool) -> None:
+        """Look again after all of its tensors were changed, here and in what runs; before, was it the same?"""
+        self.is_void = self.is_void or (self.has_same_graph and not is_same)
+        self._look_at_modules(model)
 
     def look_at(self, graph: fx.Graph) -> None:
         """Note whether ``graph`` is as it was."""
         self.has_same_graph = _contents(graph) == self._nodes
 
-    def is_unchanged(self) -> bool:
-        """Whether graph, modules and tensors are the same, and nobody looks at a module."""
+    def is_same(self) -> bool:
+        """Whether graph, modules and tensors are the same."""
         return (
             self.has_same_graph
-            and not any(self._hooks)
-            and [*map(id, chain.from_iterable(map(dict.values, self._tables)))] == self._held
-            and [*map(_version, self._tensors)] == self._versions
+            and not self.is_void
+            and [*map(id, chain.from_iterable(map(dict.values, self._tables)))] == self._ids
+            and [*map(_version, self._tensors)] == self._numbers
+            and [*map(_changes, self._scaled)] == self._changes
         )
 
+    def is_unchanged(self) -> bool:
+        """Whether it is the same, and nobody looks at a module."""
+        return not any(self._hooks) and self.is_same()
 
+
+_changes = attrgetter("changes")
 _version = attrgetter("_version")
 
 

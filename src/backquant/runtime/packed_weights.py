@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +23,43 @@ _STORED = tuple(
 )
 
 
+@dataclass
+class PackedWeight:
+    """A weight as plain tensors, and what an engine of PyTorch makes of it when it is first read.
+
+    The engine's object cannot be pickled; this can.
+    """
+
+    kind: str
+    integers: torch.Tensor
+    scale: Any
+    zero_point: Any
+    axis: int | None
+    bias: torch.Tensor | None
+    settings: tuple[Any, ...]
+    packing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    _packed: Any = None
+
+    def packed(self) -> Any:
+        """The engine's object."""
+        if self._packed is None:
+            prepack = getattr(torch.ops.quantized, f"{self.kind}_prepack")
+            with self.packing():
+                self._packed = prepack(self._quantized(), self.bias, *self.settings)
+        return self._packed
+
+    def _quantized(self) -> torch.Tensor:
+        if self.axis is None:
+            make = torch._make_per_tensor_quantized_tensor
+            return make(self.integers, self.scale, self.zero_point)
+        scales, zero_points = self.scale.double(), self.zero_point.long()
+        per_channel = torch._make_per_channel_quantized_tensor
+        return per_channel(self.integers, scales, zero_points, self.axis)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}
+
+
 def functional_name(node: fx.Node) -> str:
     """The word of ``torch.ops.quantized`` for a functional layer; empty where there is none.
 
@@ -30,54 +70,35 @@ def functional_name(node: fx.Node) -> str:
     return _KINDS.get(node.target, ("", 0))[0] if node.op == "call_function" else ""
 
 
-def packed_weight(root: Any, node: fx.Node) -> Any:
-    """The engine's object for the constant weight and bias of ``node``; ``None`` where they are others."""
+def packed_weight(root: Any, node: fx.Node) -> PackedWeight | None:
+    """The constant weight and bias of ``node``; ``None`` where they are others, or settings are words."""
     kind, rank = _KINDS[node.target]
-    found: dict[str, Any] = {**dict(zip(_ARGUMENTS, node.args, strict=False)), **node.kwargs}
-    weight, bias = found.get("weight"), found.get("bias")
-    stored = (
-        weight.args[0] if isinstance(weight, fx.Node) and str(weight.target) in _STORED else None
-    )
+    called: dict[str, Any] = {**dict(zip(_ARGUMENTS, node.args, strict=False)), **node.kwargs}
+    weight, bias = called.get("weight"), called.get("bias")
+    if not isinstance(weight, fx.Node) or str(weight.target) not in _STORED:
+        return None
+    stored = weight.args[0]
     if not isinstance(stored, fx.Node) or stored.op != "get_attr":
         return None
-    assert isinstance(weight, fx.Node)
     if isinstance(bias, fx.Node) and bias.op != "get_attr":
         return None
     integers = _tensor(root, stored)
-    if integers.dtype != torch.int8:
+    usual = (("stride", 1), ("padding", 0), ("dilation", 1))[: 3 * rank]
+    settings = [called.get(name, default) for name, default in usual]
+    if integers.dtype != torch.int8 or any(isinstance(value, str) for value in settings):
         return None
+    spread = [[v] * rank if isinstance(v, int) else list(v) for v in settings]
+    numbers: Any = (*weight.args[1:3], None)
     if "per_channel" in str(weight.target):
-        scale, zero_point = (_tensor(root, n) for n in weight.args[1:3])
-        axis: Any = weight.args[3]
-        make = torch._make_per_channel_quantized_tensor
-        quantized = make(integers, scale.double(), zero_point.long(), axis)
-    else:
-        scale_number, zero_number = weight.args[1:3]
-        quantized = torch._make_per_tensor_quantized_tensor(integers, scale_number, zero_number)
-    prepack = getattr(torch.ops.quantized, f"{kind}_prepack")
-    settings = [
-        _spread(found.get(name, usual), rank)
-        for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))
-    ]
-    if any(isinstance(setting, str) for setting in settings):
-        return None
+        numbers = (*(_tensor(root, n) for n in weight.args[1:3]), weight.args[3])
     held = None if bias is None else _tensor(root, bias).detach()
-    return prepack(quantized, held, *((*settings, found.get("groups", 1)) if rank else ()))
+    groups = [called.get("groups", 1)] if rank else []
+    return PackedWeight(kind, integers, *numbers, held, (*spread, *groups))
 
 
 def _tensor(root: Any, node: Any) -> torch.Tensor:
     value = root
     for name in str(node.target).split("."):
         value = getattr(value, name)
-    found: torch.Tensor = value
-    return found
-
-
-def _spread(value: Any, rank: int) -> Any:
-    return (
-        [value] * rank
-        if isinstance(value, int)
-        else value
-        if isinstance(value, str)
-        else list(value)
-    )
+    tensor: torch.Tensor = value
+    return tensor

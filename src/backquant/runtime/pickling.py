@@ -17,7 +17,7 @@ from backquant.graph.call_table import CallTableModule
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 
 _GRAPH = "graph_module"
-_EDITED = "_edited"
+_SHOWN = "_shown"
 # Attributes that a graph module generates from its graph.
 _OWN = frozenset({"_graph", "_code", "_tracer_cls", "_tracer_extras", "shape_env"})
 
@@ -35,9 +35,9 @@ def pickled(state: Mapping[str, Any]) -> bytes:
     rest = dict(state)
     graph_module: Any = rest.pop(_GRAPH)
     root = {name: value for name, value in graph_module.__dict__.items() if name not in _OWN}
-    if _EDITED in rest:
-        edited = rest[_EDITED]
-        rest[_EDITED] = {**edited, "_graph": graph_rows(edited["_graph"])}
+    if _SHOWN in rest:
+        shown = rest[_SHOWN]
+        rest[_SHOWN] = {**shown, "_graph": graph_rows(shown["_graph"])}
     try:
         return dump((rest, root, graph_rows(graph_module.graph)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -62,6 +62,6 @@ def unpickled(stored: bytes) -> dict[str, Any]:
     graph_module = CallTableModule(root, graph_from_rows(rows))
     graph_module.meta.update(body.get("meta", {}))
     graph_module.train(root.training)
-    if _EDITED in state:
-        state[_EDITED]["_graph"] = graph_from_rows(state[_EDITED]["_graph"])
+    if _SHOWN in state:
+        state[_SHOWN]["_graph"] = graph_from_rows(state[_SHOWN]["_graph"])
     return {**state, _GRAPH: graph_module}

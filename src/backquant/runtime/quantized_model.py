@@ -26,7 +26,6 @@ from backquant.runtime.audit import Audit, audit
 from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
 from backquant.runtime.dialect import in_torch_dialect
 from backquant.runtime.executor import Executor
-from backquant.runtime.faced import Watched
 from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
@@ -116,12 +115,18 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
             return None
         reference = self.origin.reference
         parts = [part for part in reference.modules() if isinstance(part, ReferenceModel)]
-        return in_torch_dialect(reference) if len(parts) == 1 else None
+        if len(parts) > 1:
+            return None
+        in_float = {reason.node for reason in record.left_in_float}
+        return in_torch_dialect(reference, engine.name, in_float)
 
     def _take_over(self, other: QuantizedModel) -> None:
         adopt(self.graph_module, other.graph_module)
         self.record, self.origin = other.record, other.origin
-        self._begin_face(other.graph_module, self._dialect())
+        face = self._dialect()
+        if face is not None:
+            adopt(self, face)
+        self._begin_face(other.graph_module, face)
         self._begin_replays()
 
     @property
@@ -194,9 +199,10 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         self.replays = self.replays if wanted else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        is_same = self._watched.is_same()
         super()._apply(fn, recurse)
         self.graph_module._apply(fn, recurse)
-        self._watched = Watched(self, with_tensors=self._modules is not self.graph_module._modules)
+        self._watched.renew(self, is_same=is_same)
         if self.replays is not None:
             self._begin_replays()
         return self

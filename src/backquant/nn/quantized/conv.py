@@ -44,7 +44,7 @@ class _Conv(Weighted):
             self.weight(), self._bias, list(self.stride), padding, list(self.dilation), self.groups
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(N, C_in, *)``, output ``(N, C_out, *)``, both quantized."""
         around = self._around()
         if around:
@@ -52,7 +52,8 @@ class _Conv(Weighted):
             x = F.pad(x, around, mode=mode)
         operator = getattr(torch.ops.quantized, self._operator)
         out: torch.Tensor = operator(x, self._packed, self.scale, self.zero_point)
-        return out
+        # qnnpack's clamp gives channels in another order where they lie last
+        return out.contiguous()
 
     def extra_repr(self) -> str:
         told = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
@@ -105,7 +106,7 @@ class ConvReLU3d(Conv3d):
 class ConvAdd2d(Conv2d):
     """``Conv2d`` and the sum with a second input."""
 
-    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def compute(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Both inputs and the output are quantized."""
         return self._plus(x, other, lambda y: y)
 
@@ -123,7 +124,7 @@ class ConvAdd2d(Conv2d):
 class ConvAddReLU2d(ConvAdd2d):
     """``ConvAdd2d`` and ReLU."""
 
-    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def compute(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Both inputs and the output are quantized."""
         return self._plus(x, other, torch.relu)
 

@@ -19,7 +19,7 @@ class Linear(static.Linear):
 
     reduce_range: bool = True
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(*, in_features)``, output ``(*, out_features)``, both float."""
         return self._by(torch.ops.quantized.linear_dynamic, x)
 
@@ -37,6 +37,6 @@ class Linear(static.Linear):
 class LinearReLU(Linear):
     """``Linear`` and ReLU in one."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(*, in_features)``, output ``(*, out_features)``, both float."""
         return self._by(torch.ops.quantized.linear_relu_dynamic, x)

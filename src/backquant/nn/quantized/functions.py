@@ -15,7 +15,7 @@ _ops: Any = torch.ops.quantized
 class ELU(Scaled, nn.ELU):
     """``torch.ops.quantized.elu``."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         out: torch.Tensor = _ops.elu(x, self.scale, self.zero_point, self.alpha)
         return out
@@ -24,7 +24,7 @@ class ELU(Scaled, nn.ELU):
 class Hardswish(Scaled, nn.Hardswish):
     """``torch.ops.quantized.hardswish``."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         out: torch.Tensor = _ops.hardswish(x, self.scale, self.zero_point)
         return out
@@ -33,7 +33,7 @@ class Hardswish(Scaled, nn.Hardswish):
 class LeakyReLU(Scaled, nn.LeakyReLU):
     """``torch.ops.quantized.leaky_relu``."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         slope = self.negative_slope
         out: torch.Tensor = _ops.leaky_relu(x, slope, False, self.scale, self.zero_point)
@@ -43,7 +43,7 @@ class LeakyReLU(Scaled, nn.LeakyReLU):
 class PReLU(Scaled, nn.PReLU):
     """PReLU; its weight stays float."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         y = nn.functional.prelu(x.dequantize(), self.weight)
         return torch.quantize_per_tensor(y, self.scale, self.zero_point, x.dtype)
@@ -52,7 +52,7 @@ class PReLU(Scaled, nn.PReLU):
 class Softmax(Scaled, nn.Softmax):
     """``torch.ops.quantized.softmax``."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         out: torch.Tensor = _ops.softmax(x, self.dim, self.scale, self.zero_point)
         return out
@@ -61,7 +61,7 @@ class Softmax(Scaled, nn.Softmax):
 class Dropout(Scaled, nn.Dropout):
     """Nothing: models that are quantized do not train."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """The input."""
         return x
 
@@ -69,7 +69,7 @@ class Dropout(Scaled, nn.Dropout):
 class LayerNorm(Scaled, nn.LayerNorm):
     """``torch.ops.quantized.layer_norm``."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         settings = (list(self.normalized_shape), self.weight, self.bias, self.eps)
         out: torch.Tensor = _ops.layer_norm(x, *settings, self.scale, self.zero_point)
@@ -79,7 +79,7 @@ class LayerNorm(Scaled, nn.LayerNorm):
 class GroupNorm(Scaled, nn.GroupNorm):
     """``torch.ops.quantized.group_norm``."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         settings = (self.num_groups, self.weight, self.bias, self.eps)
         out: torch.Tensor = _ops.group_norm(x, *settings, self.scale, self.zero_point)
@@ -91,7 +91,7 @@ class _InstanceNorm(Scaled):
     bias: torch.Tensor
     eps: float
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         settings = (self.weight, self.bias, self.eps)
         out: torch.Tensor = _ops.instance_norm(x, *settings, self.scale, self.zero_point)
@@ -118,7 +118,7 @@ class _BatchNorm(Scaled):
     running_var: torch.Tensor
     eps: float
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
         settings = (self.weight, self.bias, self.running_mean, self.running_var, self.eps)
         operator = getattr(_ops, self._operator)

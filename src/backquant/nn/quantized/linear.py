@@ -18,7 +18,7 @@ class Linear(Weighted):
     def _prepack(self) -> Any:
         return torch.ops.quantized.linear_prepack(self.weight(), self._bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(*, in_features)``, output ``(*, out_features)``, both quantized."""
         out: torch.Tensor = torch.ops.quantized.linear(x, self._packed, self.scale, self.zero_point)
         return out
@@ -31,7 +31,7 @@ class Linear(Weighted):
 class LinearReLU(Linear):
     """``Linear`` and ReLU in one."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(*, in_features)``, output ``(*, out_features)``, both quantized."""
         out: torch.Tensor = torch.ops.quantized.linear_relu(
             x, self._packed, self.scale, self.zero_point
@@ -47,7 +47,7 @@ class LinearLeakyReLU(Linear):
     def _of(self, module: Any) -> None:
         self.negative_slope = module[1].negative_slope
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(*, in_features)``, output ``(*, out_features)``, both quantized."""
         packed, scale, zero_point = self._packed, self.scale, self.zero_point
         return _finished(
@@ -58,7 +58,7 @@ class LinearLeakyReLU(Linear):
 class LinearTanh(Linear):
     """``Linear`` and tanh."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(*, in_features)``, output ``(*, out_features)``, both quantized."""
         return _finished(x, self._packed, self.scale, self.zero_point, torch.tanh)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -29,10 +30,34 @@ class Scaled(nn.Module):
     """A module whose result has ``scale`` and ``zero_point``.
 
     Both are plain numbers, and tensors in the ``state_dict``: ``conv.scale``, ``conv.zero_point``.
+    ``limits`` and ``input_limits``: the smallest and the largest integer of the result and of each input,
+    where they are narrower than the dtype (``None``: they are not). PyTorch's operators saturate at the limits
+    of the dtype alone. ``changes`` counts what was set since.
     """
 
     scale: float
     zero_point: int
+    limits: tuple[int, int] | None = None
+    input_limits: tuple[tuple[int, int] | None, ...] = ()
+    changes: int = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training":
+            self.__dict__["changes"] = self.changes + 1
+        super().__setattr__(name, value)
+
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        """Quantized inputs, within the limits; a quantized result."""
+        inputs = [x, *others]
+        for i, limits in enumerate(self.input_limits):
+            if limits is not None:
+                inputs[i] = limited(inputs[i], *limits)
+        out = self.compute(*inputs)
+        return out if self.limits is None else limited(out, *self.limits)
+
+    def compute(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        """The result, saturated at the limits of its dtype."""
+        raise NotImplementedError
 
     def _scaled(self, scale: Any, zero_point: Any) -> None:
         self.scale, self.zero_point = float(scale), int(zero_point)
@@ -47,6 +72,10 @@ class Scaled(nn.Module):
             made.__dict__[name] = dict(value) if type(value) is dict else value
         made._scaled(scale, zero_point)
         return made
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What is neither a parameter nor a buffer."""
+        return []
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -79,6 +108,17 @@ class Scaled(nn.Module):
         return f"scale={self.scale}, zero_point={self.zero_point}"
 
 
+def limited(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """A quantized tensor whose integers lie between ``low`` and ``high``.
+
+    >>> limited(torch.quantize_per_tensor(torch.tensor([0.5, 9.0]), 0.5, 0, torch.quint8), 0, 9)
+    tensor([0.5000, 4.5000], size=(2,), dtype=torch.quint8,
+           quantization_scheme=torch.per_tensor_affine, scale=0.5, zero_point=0)
+    """
+    integers = x.int_repr().clamp(low, high)
+    return torch._make_per_tensor_quantized_tensor(integers, x.q_scale(), x.q_zero_point())
+
+
 def checked(value: Any, key: str) -> Any:
     """A scale or zero point from a ``state_dict``. Raises UsageError for one that is not finite.
 
@@ -100,7 +140,10 @@ class Weighted(Scaled):
 
     ``weight()`` is the quantized tensor, ``bias()`` the float bias or ``None``, as of PyTorch's modules;
     in the ``state_dict``: ``weight`` (integers), ``weight_scale``, ``weight_zero_point``, ``bias``.
+    ``packing``: the setting of the engine to pack the weight for.
     """
+
+    packing: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     _integers: torch.Tensor
     _weight_scale: torch.Tensor
@@ -160,7 +203,8 @@ class Weighted(Scaled):
     def _packed(self) -> Any:
         found = self.__dict__.get("_cached")
         if found is None:
-            found = self.__dict__["_cached"] = self._prepack()
+            with self.packing():
+                found = self.__dict__["_cached"] = self._prepack()
         return found
 
     def _prepack(self) -> Any:
@@ -176,6 +220,10 @@ class Weighted(Scaled):
             "weight_zero_point": self._weight_zero_point,
             "bias": self._bias,
         }
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Weight, its scales, and bias."""
+        return [tensor for tensor in self._tensors().values() if tensor is not None]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for name, tensor in self._tensors().items():

@@ -1,0 +1,150 @@
+"""What a converted model shows: PyTorch's modules and operators, with the bits of the call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+import backquant as bq
+from backquant.nn.quantized.scaled import limited
+
+IMAGES, SEQUENCES, VOLUMES, ROWS = (2, 4, 8, 8), (2, 4, 8), (2, 4, 5, 5, 5), (3, 8)
+
+
+def _between(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 4, 3), layer, nn.Conv2d(4, 4, 1))
+
+
+class Calls(nn.Module):
+    """Two convolutions, and a function of both."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.left, self.right, self.function = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.left(x), self.right(x))
+
+
+class Functional(nn.Module):
+    def __init__(self, *shape: int, call: Callable[[Any, Any, Any], Any]) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(shape[0]))
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x, self.w, self.b)
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(4, 4, 1), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.conv(x).mean((2, 3)).view(x.shape[0], -1))
+
+
+def _conv(x: Any, w: Any, b: Any) -> Any:
+    return F.conv2d(x, w, b, (1, 1), (1, 1), (1, 1), 1)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "Conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 4, 3)), SEQUENCES),
+    "Conv2d": (lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)), IMAGES),
+    "Conv2d, reflect": (
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")),
+        IMAGES,
+    ),
+    "Conv3d": (lambda: nn.Sequential(nn.Conv3d(4, 4, 3)), VOLUMES),
+    "ConvReLU1d": (lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()), SEQUENCES),
+    "ConvReLU2d": (lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()), IMAGES),
+    "ConvReLU3d": (lambda: nn.Sequential(nn.Conv3d(4, 4, 3), nn.ReLU()), VOLUMES),
+    "ConvBn2d": (lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)), IMAGES),
+    "ConvTranspose1d": (lambda: nn.Sequential(nn.ConvTranspose1d(4, 4, 3)), SEQUENCES),
+    "ConvTranspose2d": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 4, 3)), IMAGES),
+    "Linear": (lambda: nn.Sequential(nn.Linear(8, 8)), ROWS),
+    "LinearReLU": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), ROWS),
+    **{
+        type(layer).__name__: (lambda layer=layer: _between(layer), IMAGES)  # type: ignore[misc]
+        for layer in (
+            *(nn.ELU(), nn.Hardswish(), nn.LeakyReLU(), nn.PReLU(), nn.Dropout(), nn.Sigmoid()),
+            *(nn.Tanh(), nn.Hardsigmoid(), nn.ReLU6(), nn.Hardtanh(), nn.Softmax(1)),
+            *(nn.LayerNorm(6), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)),
+            *(nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1)),
+            *(nn.Identity(), nn.Upsample(scale_factor=2)),
+        )
+    },
+    "BNReLU2d": (lambda: _between(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())), IMAGES),
+    "add": (lambda: Calls(lambda a, b: a + b), IMAGES),
+    "add, relu": (lambda: Calls(lambda a, b: F.relu(a + b)), IMAGES),
+    "mul": (lambda: Calls(lambda a, b: a * b), IMAGES),
+    "mul, relu": (lambda: Calls(lambda a, b: F.relu(a * b)), IMAGES),
+    "matmul": (lambda: Calls(torch.matmul), IMAGES),
+    "cat": (lambda: Calls(lambda a, b: torch.cat([a, b], 1)), IMAGES),
+    "interpolate": (lambda: Calls(lambda a, b: F.interpolate(a + b, scale_factor=2)), IMAGES),
+    "permute": (lambda: Calls(lambda a, b: (a + b).permute(0, 2, 3, 1)), IMAGES),
+    "mean, view": (Pooled, IMAGES),
+    "F.linear": (lambda: Functional(8, 8, call=F.linear), ROWS),
+    "F.linear, relu": (
+        lambda: Functional(8, 8, call=lambda x, w, b: F.relu(F.linear(x, w, b))),
+        ROWS,
+    ),
+    "F.conv2d": (lambda: Functional(4, 4, 3, 3, call=_conv), IMAGES),
+}
+
+def _batches(shape: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(shape) * 2 for _ in range(3)]
+
+
+def _ours(model: nn.Module, backend: str, batches: list[torch.Tensor]) -> bq.QuantizedModel:
+    mapping = bq.ao.quantization.get_default_qconfig_mapping(backend)
+    prepared = bq.prepare_fx(model, mapping, (batches[0],), backend_config=backend)
+    for batch in batches:
+        prepared(batch)
+    return bq.convert_fx(prepared)
+
+
+def _torchs(model: nn.Module, backend: str, batches: list[torch.Tensor]) -> fx.GraphModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared = prepare_fx(model, get_default_qconfig_mapping(backend), (batches[0],))
+        for batch in batches:
+            prepared(batch)
+        return convert_fx(prepared)
+
+
+def _words(model: fx.GraphModule) -> list[str]:
+    """The nodes: names of modules' classes, and of operators; without what limits integers."""
+    return [
+        model.get_submodule(str(n.target))._get_name() if n.op == "call_module" else str(n.target)
+        for n in model.graph.nodes
+        if n.target is not limited and n.op not in ("placeholder", "output")
+    ]
+
+
+def _saturates(model: bq.QuantizedModel) -> bool:
+    """Whether a layer stays in float for the reason that sums of 16 bits could saturate on this CPU."""
+    return any(reason.rule == "saturation" for reason in model.left_in_float)
+
+
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_graph_is_that_of_torch_and_gives_the_bits_of_the_call(case: str, backend: str) -> None:
+    make, shape = CASES[case]
+    torch.manual_seed(0)
+    model, batches = make().eval(), _batches(shape)
+    quantized = _ours(model, backend, batches)
+    # far outside of what was calibrated, too: limits of the integers are kept
+    for x in (batches[0], 4 * batches[1]):
+        assert torch.equal(fx.Interpreter(quantized).run(x), quantized(x))
+    if not _saturates(quantized):
+        assert _words(quantized) == _words(_torchs(model, backend, batches))
