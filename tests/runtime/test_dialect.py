@@ -101,6 +101,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "F.conv2d": (lambda: Functional(4, 4, 3, 3, call=_conv), IMAGES),
 }
 
+
 def _batches(shape: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.randn(shape) * 2 for _ in range(3)]
 

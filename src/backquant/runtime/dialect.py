@@ -29,7 +29,7 @@ import backquant.nn.intrinsic.quantized as nniq
 from backquant.convert import ReferenceModel, reference_state
 from backquant.graph import DeferredGraphModule, assemble, copied_graph, get_module
 from backquant.lower.kernels.engine_setting import packing_for
-from backquant.nn.quantized import conv, dynamic, functions, linear
+from backquant.nn.quantized import conv, functions, linear
 from backquant.nn.quantized import reference as nnqr
 from backquant.nn.quantized.scaled import Scaled, limited
 from backquant.runtime.packed_weights import functional_name, packed_weight
@@ -60,7 +60,6 @@ _FUNCTIONS: dict[type, type] = {
     nni.BNReLU2d: nniq.BNReLU2d,
     nni.BNReLU3d: nniq.BNReLU3d,
 }
-_DYNAMIC: dict[type, Any] = {nnqr.Linear: dynamic.Linear, nni.LinearReLU: dynamic.LinearReLU}
 _BINARY = {operator.add: "add", torch.add: "add", operator.mul: "mul", torch.mul: "mul"}
 _MATMUL = (torch.matmul, operator.matmul)
 _RELU = (F.relu, torch.relu)
@@ -107,8 +106,11 @@ class _Numbers(NamedTuple):
 
 def in_torch_dialect(
     reference: ReferenceModel, engine: str, in_float: Container[str] = ()
-) -> fx.GraphModule:
+) -> fx.GraphModule | None:
     """Rules 1 to 4 for a traced model in the decomposed dialect.
+
+    ``None`` where quantized layers have no such form yet, such as dynamic and recurrent ones: their reference
+    modules give other bits than kernels.
 
     ``in_float``: layers, by node, that stay as they are, such as those whose sums would saturate.
     """
@@ -125,7 +127,7 @@ class _Dialect:
         self.packed: Counter[str] = Counter()
         self.numbers: dict[fx.Node, _Numbers] = {}
 
-    def written(self) -> fx.GraphModule:
+    def written(self) -> fx.GraphModule | None:
         for node in list(self.graph.nodes):
             self._respell(node)
         for node in list(self.graph.nodes):
@@ -133,12 +135,13 @@ class _Dialect:
                 self._fuse(node)
         for node in list(self.graph.nodes):
             self._read_shape(node)
-            self._dynamic(node)
         for node in list(self.graph.nodes):
             self._limit(node)
         for node in reversed(list(self.graph.nodes)):
             if not node.users and (node.op == "get_attr" or _moves_values(node)):
                 self.graph.erase_node(node)
+        if any(self._has_no_form(node) for node in self.graph.nodes):
+            return None
         return assemble(DeferredGraphModule, self.graph, self.reference, self.values)
 
     def _respell(self, node: fx.Node) -> None:
@@ -236,9 +239,9 @@ class _Dialect:
         if not sources or None in sources:
             return False
         wanted = self.numbers[quantize]
-        if key in _CLAMPS and self.engine == "qnnpack":
-            if any(s is not None and not self._is_scaled(s) for s in sources):
-                return False
+        scaled = all(s is not None and self._is_scaled(s) for s in sources)
+        if key in _CLAMPS and self.engine == "qnnpack" and not scaled:
+            return False
         if key in _SAME and any(self.numbers[s] != wanted for s in sources if s is not None):
             return False
         node.args = (sources if listed else sources[0], *node.args[1:])
@@ -276,22 +279,6 @@ class _Dialect:
         self.packed[stem] += 1
         return number
 
-    def _dynamic(self, node: fx.Node) -> None:
-        """A linear layer whose input is quantized at each call."""
-        module = self._called(node)
-        kind = _DYNAMIC.get(type(module))
-        read = node.args[0] if node.args else None
-        if kind is None or not isinstance(read, fx.Node) or not _is_plain(module):
-            return
-        if node.name in self.in_float:
-            return
-        if str(read.target) != f"{_DEQUANTIZE[:-7]}tensor":
-            return
-        quantize: Any = read.args[0]
-        made = self._made(kind, module)
-        self.values[str(node.target)] = made
-        node.args = (quantize.args[0],)
-
     def _call(
         self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None, called: tuple[Any, ...]
     ) -> None:
@@ -316,6 +303,14 @@ class _Dialect:
             assert isinstance(number, fx.Node)
             self.graph.erase_node(number)
             self.values.pop(str(number.target), None)
+
+    def _has_no_form(self, node: fx.Node) -> bool:
+        if node.op != "call_module":
+            return str(node.target).startswith("quantized_decomposed.")
+        if str(node.target) in self.values or node.name in self.in_float:
+            return False
+        parts = get_module(self.reference, str(node.target)).modules()
+        return any(type(part).__module__.startswith(nnqr.__name__) for part in parts)
 
     def _is_scaled(self, node: fx.Node) -> bool:
         return node.op == "call_module" and isinstance(self.values.get(str(node.target)), Scaled)

@@ -146,13 +146,12 @@ class Watched:
         self._scaled = [part for part in hooked if isinstance(part, Scaled)]
         # by a call of C, here and in each call of the model
         held = [*chain.from_iterable(map(dict.values, self._tables))]
-        weights = [t for part in self._scaled for t in part.tensors()]
-        self._tensors = weights + [v for v in held if isinstance(v, torch.Tensor)]
+        self._tensors = [value for value in held if isinstance(value, torch.Tensor)]
         self._ids, self._numbers = [*map(id, held)], [*map(_version, self._tensors)]
         self._changes = [*map(_changes, self._scaled)]
 
     def renew(self, model: nn.Module, *, is_same: bool) -> None:
-        """Look again after all of its tensors were changed, here and in what runs; before, was it the same?"""
+        """Look again, after all tensors were changed here and in what runs. ``is_same``: before that."""
         self.is_void = self.is_void or (self.has_same_graph and not is_same)
         self._look_at_modules(model)
 

@@ -41,7 +41,7 @@ class _Conv(Weighted):
         padding = [0] * len(self.kernel_size) if inside else list(self.padding)
         prepack = getattr(torch.ops.quantized, self._prepack_name)
         return prepack(
-            self.weight(), self._bias, list(self.stride), padding, list(self.dilation), self.groups
+            self.weight(), self.bias(), list(self.stride), padding, list(self.dilation), self.groups
         )
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class _Conv(Weighted):
             if isinstance(value, str) or set(value) != {usual}:
                 told += f", {name}={value}"
         told += f", groups={self.groups}" if self.groups != 1 else ""
-        told += ", bias=False" if self._bias is None else ""
+        told += ", bias=False" if self.bias() is None else ""
         return told if self.padding_mode == "zeros" else f"{told}, padding_mode={self.padding_mode}"
 
 
@@ -114,7 +114,7 @@ class ConvAdd2d(Conv2d):
         y = F.conv2d(
             x.dequantize(),
             self.weight().dequantize(),
-            self._bias,
+            self.bias(),
             *(self.stride, self.padding, self.dilation, self.groups),
         )
         y = function(y + other.dequantize())
@@ -134,7 +134,7 @@ class _ConvTranspose(_Conv):
         prepack = getattr(torch.ops.quantized, self._prepack_name)
         return prepack(
             self.weight(),
-            self._bias,
+            self.bias(),
             *(list(self.stride), list(self.padding), list(self.output_padding)),
             *(list(self.dilation), self.groups),
         )

@@ -16,7 +16,7 @@ class Linear(Weighted):
     out_features: int
 
     def _prepack(self) -> Any:
-        return torch.ops.quantized.linear_prepack(self.weight(), self._bias)
+        return torch.ops.quantized.linear_prepack(self.weight(), self.bias())
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(*, in_features)``, output ``(*, out_features)``, both quantized."""
