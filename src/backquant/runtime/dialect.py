@@ -189,7 +189,7 @@ class _Dialect:
             return
         relu = None
         if node.target in _RELU or type(self._called(node)) is nn.ReLU:
-            relu, node = node, node.args[0]  # type: ignore[assignment]
+            relu, node = node, node.args[0]
             if not isinstance(node, fx.Node) or len(node.users) > 1:
                 return
         if functional_name(node):
@@ -328,7 +328,7 @@ class _Dialect:
         )
         if within or not by_value:
             return
-        assert numbers is not None
+        assert numbers is not None and numbers.limits is not None
         others = [user for user in node.users if user.target not in _SHAPES]
         for user in [user for user in others if self._is_scaled(user)]:
             others.remove(user)
@@ -363,4 +363,4 @@ def _is_plain(module: Any) -> bool:
     if weight is None or scale is None or weight.dtype != torch.int8 or scale.dim() > 1:
         return False
     transposed = getattr(source, "transposed", False)
-    return scale.numel() == 1 or (not transposed and source.weight_axis == 0)
+    return bool(scale.numel() == 1 or (not transposed and source.weight_axis == 0))

@@ -93,7 +93,7 @@ def packed_weight(root: Any, node: fx.Node) -> PackedWeight | None:
         numbers = (*(_tensor(root, n) for n in weight.args[1:3]), weight.args[3])
     held = None if bias is None else _tensor(root, bias).detach()
     groups = [called.get("groups", 1)] if rank else []
-    return PackedWeight(kind, integers, *numbers, held, (*spread, *groups))
+    return PackedWeight(kind, integers, *numbers, bias=held, settings=(*spread, *groups))
 
 
 def _tensor(root: Any, node: Any) -> torch.Tensor:

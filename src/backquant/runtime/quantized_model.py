@@ -110,8 +110,9 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
 
     def _dialect(self) -> GraphModule | None:
         engine, record = self.record.engine, self.record
-        plain = self.origin is not None and not record.interface and not record.inputs
-        if not plain or record.outputs or engine is None or engine.name not in _TORCH_ENGINES:
+        if self.origin is None or record.interface or record.inputs or record.outputs:
+            return None
+        if engine is None or engine.name not in _TORCH_ENGINES:
             return None
         reference = self.origin.reference
         parts = [part for part in reference.modules() if isinstance(part, ReferenceModel)]

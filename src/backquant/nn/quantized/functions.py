@@ -87,13 +87,10 @@ class GroupNorm(Scaled, nn.GroupNorm):
 
 
 class _InstanceNorm(Scaled):
-    weight: torch.Tensor
-    bias: torch.Tensor
-    eps: float
-
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
-        settings = (self.weight, self.bias, self.eps)
+        norm: Any = self
+        settings = (norm.weight, norm.bias, norm.eps)
         out: torch.Tensor = _ops.instance_norm(x, *settings, self.scale, self.zero_point)
         return out
 
@@ -112,15 +109,11 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
 
 class _BatchNorm(Scaled):
     _operator: str
-    weight: torch.Tensor
-    bias: torch.Tensor
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
-    eps: float
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Quantized to quantized."""
-        settings = (self.weight, self.bias, self.running_mean, self.running_var, self.eps)
+        norm: Any = self
+        settings = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
         operator = getattr(_ops, self._operator)
         out: torch.Tensor = operator(x, *settings, self.scale, self.zero_point)
         return out
@@ -144,7 +137,7 @@ class _OfSequence(_BatchNorm):
     @classmethod
     def from_reference(cls: Any, module: Any, scale: Any, zero_point: Any) -> Any:
         """The quantized form of a fused module."""
-        return super().from_reference(module[0], scale, zero_point)  # type: ignore[misc]
+        return super().from_reference(module[0], scale, zero_point)
 
 
 class BNReLU2d(_OfSequence, nn.BatchNorm2d):

@@ -63,7 +63,9 @@ class LinearTanh(Linear):
         return _finished(x, self._packed, self.scale, self.zero_point, torch.tanh)
 
 
-def _finished(x: torch.Tensor, packed: Any, scale: float, zero_point: int, function: Any) -> Any:
+def _finished(
+    x: torch.Tensor, packed: Any, scale: float, zero_point: int, function: Any
+) -> torch.Tensor:
     """The product in float, a function of it, one rounding: not every engine has them as one operator."""
     product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
     y = product(x.dequantize(), x.q_scale(), x.q_zero_point(), packed)

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 
 
 class Scaled(nn.Module):
-    """A module whose result has ``scale`` and ``zero_point``: plain numbers here, tensors in the ``state_dict``.
+    """A module whose result has ``scale`` and ``zero_point``: numbers here, tensors in the ``state_dict``.
 
     ``limits`` and ``input_limits``: the smallest and the largest integer of the result and of each input,
     where they are narrower than the dtype (``None``: they are not). PyTorch's operators saturate at those of
@@ -36,6 +36,7 @@ class Scaled(nn.Module):
     limits: tuple[int, int] | None = None
     input_limits: tuple[tuple[int, int] | None, ...] = ()
     changes: int = 0
+    compute: Callable[..., torch.Tensor]  # the result, saturated at the limits of its dtype
 
     @property
     def scale(self) -> float:
@@ -64,10 +65,6 @@ class Scaled(nn.Module):
                 inputs[i] = limited(inputs[i], *limits)
         out = self.compute(*inputs)
         return out if self.limits is None else limited(out, *self.limits)
-
-    def compute(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        """The result, saturated at the limits of its dtype."""
-        raise NotImplementedError
 
     @classmethod
     def from_reference(
