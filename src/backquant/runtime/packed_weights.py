@@ -88,12 +88,13 @@ def packed_weight(root: Any, node: fx.Node) -> PackedWeight | None:
     if integers.dtype != torch.int8 or any(isinstance(value, str) for value in settings):
         return None
     spread = [[v] * rank if isinstance(v, int) else list(v) for v in settings]
-    numbers: Any = (*weight.args[1:3], None)
+    scale, zero_point = weight.args[1:3]
+    axis: Any = None
     if "per_channel" in str(weight.target):
-        numbers = (*(_tensor(root, n) for n in weight.args[1:3]), weight.args[3])
+        scale, zero_point, axis = _tensor(root, scale), _tensor(root, zero_point), weight.args[3]
     held = None if bias is None else _tensor(root, bias).detach()
     groups = [called.get("groups", 1)] if rank else []
-    return PackedWeight(kind, integers, *numbers, bias=held, settings=(*spread, *groups))
+    return PackedWeight(kind, integers, scale, zero_point, axis, held, (*spread, *groups))
 
 
 def _tensor(root: Any, node: Any) -> torch.Tensor:
