@@ -32,8 +32,11 @@ from backquant.lower.kernels.engine_setting import packing_for
 from backquant.nn.quantized import conv, functions, linear
 from backquant.nn.quantized import reference as nnqr
 from backquant.nn.quantized.scaled import Scaled, limited
+from backquant.runtime.checkpointed import Origin
 from backquant.runtime.packed_weights import functional_name, packed_weight
+from backquant.runtime.record import LoweredRecord
 
+_ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 _TOKENS = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
@@ -102,6 +105,20 @@ class _Numbers(NamedTuple):
     zero_point: int
     dtype: torch.dtype
     limits: tuple[int, int] | None
+
+
+def shown_of(record: LoweredRecord, origin: Origin | None) -> fx.GraphModule | None:
+    """What a lowered model shows: its reference model in PyTorch's dialect, or ``None`` where it shows its
+    kernels (other engines; inputs or outputs that are integers; exported, loaded and standalone models)."""
+    if origin is None or record.interface or record.inputs or record.outputs:
+        return None
+    if record.engine is None or record.engine.name not in _ENGINES:
+        return None
+    parts = (part for part in origin.reference.modules() if isinstance(part, ReferenceModel))
+    if sum(1 for _ in parts) > 1:
+        return None
+    in_float = {reason.node for reason in record.left_in_float}
+    return in_torch_dialect(origin.reference, record.engine.name, in_float)
 
 
 def in_torch_dialect(

@@ -11,7 +11,6 @@ from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.backend_config import BackendConfig
-from backquant.convert import ReferenceModel
 from backquant.dtypes import QParams
 from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
@@ -24,7 +23,7 @@ from backquant.match.plan import Plan, Reason
 from backquant.runtime.as_integers import integer_arguments
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
-from backquant.runtime.dialect import in_torch_dialect
+from backquant.runtime.dialect import shown_of
 from backquant.runtime.executor import Executor
 from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.fingerprint import fingerprint
@@ -41,9 +40,6 @@ from backquant.runtime.unlowered import PlainlyCalled, calls_little, without_gra
 if TYPE_CHECKING:
     from backquant.runtime.compiled import Compilation
     from backquant.runtime.compiled.program import CompiledProgram
-
-
-_TORCH_ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 
 
 class QuantizedModel(Checkpointed, PlainlyCalled):
@@ -89,7 +85,7 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
     ) -> None:
         super().__init__(nn.Module(), Graph(), class_name="QuantizedModel")
         self.record, self.origin = record, origin
-        self._begin_face(graph_module, self._dialect())
+        self._begin_face(graph_module, shown_of(record, origin))
         self.source = ""
         self.replays: Replays | None = None
         self._quantized_inputs = quantized_inputs(graph_module)
@@ -108,23 +104,10 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         interface = None if self.record.inputs else self.interface
         self.replays = None if slow or self._is_plain else Replays(self.graph_module, interface)
 
-    def _dialect(self) -> GraphModule | None:
-        engine, record = self.record.engine, self.record
-        if self.origin is None or record.interface or record.inputs or record.outputs:
-            return None
-        if engine is None or engine.name not in _TORCH_ENGINES:
-            return None
-        reference = self.origin.reference
-        parts = [part for part in reference.modules() if isinstance(part, ReferenceModel)]
-        if len(parts) > 1:
-            return None
-        in_float = {reason.node for reason in record.left_in_float}
-        return in_torch_dialect(reference, engine.name, in_float)
-
     def _take_over(self, other: QuantizedModel) -> None:
         adopt(self.graph_module, other.graph_module)
         self.record, self.origin = other.record, other.origin
-        face = self._dialect()
+        face = shown_of(self.record, self.origin)
         if face is not None:
             adopt(self, face)
         self._begin_face(other.graph_module, face)
