@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -35,7 +36,7 @@ class Interpreted:
       fix    a tensor with values, on the CPU
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Callable[..., Any]) -> None:
         self.module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

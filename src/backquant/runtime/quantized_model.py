@@ -90,6 +90,7 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         self.replays: Replays | None = None
         self._quantized_inputs = quantized_inputs(graph_module)
         self.eval()
+        graph_module.eval()  # its modules need not be those that are shown
         for name, value in graph_module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
             if not hasattr(self, name):
                 setattr(self, name, value)
@@ -230,11 +231,10 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         return self.replays is None or bool(self.record.inputs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run: Executor = self.graph_module
-        if not self._is_unchanged():
-            run = self._literally
-        elif self.record.engine is not None:
-            run = Interpreted(self.graph_module) if self.replays is None else self.replays
+        is_same = self._is_unchanged()
+        run: Executor = self.graph_module if is_same else self._literally
+        if self.record.engine is not None:
+            run = self.replays if is_same and self.replays is not None else Interpreted(run)
         if not self.record.kernels:
             return run(*args, **kwargs)
         with running():
