@@ -49,7 +49,8 @@ class Calibrated:
 
     ``source``: the model as it was given; ``frozen``: its copy in evaluation mode. ``batches``: the
     calibration set, ``None`` where there was none. ``biases``: those of quantized layers, by path, where
-    they are not the model's own. ``watched``: the batches that these can be corrected by.
+    they are not the model's own. ``watched``: the batches that these can be corrected by. ``stateful``: the
+    paths of the modules in which each call leaves something for the next.
     """
 
     source: nn.Module
@@ -64,6 +65,7 @@ class Calibrated:
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
     watched: Watched | None = field(default=None, repr=False)
+    stateful: tuple[str, ...] = ()
     _calculate: CalculatedOnce = field(default_factory=CalculatedOnce, repr=False)
 
     @property
@@ -134,7 +136,7 @@ class Calibrated:
         """This model after ``recipe``; the record and the notes of the plan say what it gained.
         ``ranks`` share the work, and the batches.
 
-        Raises ``UsageError`` where there is no calibration set.
+        Raises ``UsageError`` where there is no calibration set, or a module keeps state from call to call.
         """
         if not recipe.steps:
             return self
@@ -143,6 +145,12 @@ class Calibrated:
                 "a recipe needs data",
                 where=f"recipe={recipe.name!r}, calibration=None",
                 fix="quantize(model, calibration=[batch, ...], recipe=...)",
+            )
+        if self.stateful:
+            raise UsageError(
+                f"a recipe compares models call by call, and {self.stateful[0]!r} keeps state between calls",
+                where=f"recipe={recipe.name!r}",
+                fix='recipe="default"',
             )
         changes = {
             path: Change(path, bias=self.biases.get(path), qparams=self.weight_qparams.get(path))

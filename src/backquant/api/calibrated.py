@@ -26,6 +26,7 @@ from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0
 from backquant.calibrate.measure import Feed, measure
 from backquant.errors import UsageError
+from backquant.graph.state import copy_state
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
@@ -111,14 +112,16 @@ class CalibrationCall:
                 least=LEAST_DECIBELS if sample_decibels is None else sample_decibels,
             )
         step = planned_for(frozen, requested, replace(capturing, called=called), data, own_ranges)
+        stateful = tuple(called.state)
         del called  # its output may be large
         config = step.record.backend_config
         if engine is not None:
             check_engine_dtypes(step.record.plan, config, engine)
         prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
         check_coverage(prepared, required)
+        copy_state(frozen, prepared, stateful)
         watched = None
-        if corrects and ranks.size == 1 and checkpoint is None and feed is None:
+        if corrects and not stateful and ranks.size == 1 and checkpoint is None and feed is None:
             watched = watched_set(prepared, batches, example)
         fed = batches if watched is None else watched
         measure(prepared, fed, progress=progress, ranks=ranks, checkpoint=checkpoint, feed=feed)
@@ -134,6 +137,7 @@ class CalibrationCall:
             config,
             engine,
             watched=watched,
+            stateful=stateful,
         )
 
     def _mapping(self) -> QConfigMapping | None:

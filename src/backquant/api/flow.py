@@ -27,6 +27,7 @@ from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
 from backquant.graph import preserve
 from backquant.graph.example_call import ExampleCall
+from backquant.graph.state import copy_state
 from backquant.pipeline.capture import Capturing, spelled_request
 from backquant.pipeline.lower import quantized_model
 from backquant.pipeline.plan import Planned, evaluation_copy, fused_graph, in_evaluation, planned
@@ -142,6 +143,7 @@ def prepare_fx(  # size: PyTorch's signature
     if called is not None and not model.training:
         step, total = _counted(step, called), called.multiply_adds
     prepared = prepared_for_inference(step, request)
+    copy_state(model, prepared, () if called is None else called.state)
     with_reporting(prepared, in_evaluation(model), example_inputs, total)
     notes = filter(None, (note,))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_in_standalone(prepared), *notes)
@@ -206,6 +208,7 @@ def prepare_qat_fx(
     example, total = (None, 0) if called is None else (called.inputs, called.multiply_adds)
     graph = fused_for_training(model, request.backend_config, request.custom, called)
     prepared = prepared_for_training(graph, request, example)
+    copy_state(model, prepared, () if called is None else called.state)
     with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs, total)
     notes = (
         *(graph.difference, unrounded(prepared, request.backend_config.name), shapes),
@@ -263,6 +266,7 @@ def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
     capturing = Capturing("export", called.inputs, dynamic_shapes, called=called)
     step = _counted(planned(frozen, request, capturing), called)
     prepared = prepared_for_inference(step, request)
+    copy_state(frozen, prepared, called.state)
     with_reporting(prepared, frozen, called.inputs, called.multiply_adds)
     warn_of_skipped(prepared_state(prepared).plan)
     return prepared

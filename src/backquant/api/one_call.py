@@ -25,6 +25,7 @@ from backquant.calibrate.examples import called_on_example, example_and_set
 from backquant.calibrate.group import sharing
 from backquant.errors import EngineError
 from backquant.garbage import makes_graphs
+from backquant.graph.state import copy_state
 from backquant.lower import EngineInfo, find_engine
 from backquant.match.plan import Reason
 from backquant.pipeline.capture import Capturing
@@ -214,6 +215,7 @@ def quantize(
                 Ways(converted, in_float),
                 lambda ways: the_faster(made, ways, prepared, frozen, example, timing),
             )
+        copy_state(source, made, made_ready.stateful)
         return made
 
 

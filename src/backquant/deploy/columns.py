@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from backquant.graph import get_module
-from backquant.graph.clone import with_own_buffers
+from backquant.graph.clone import with_own_state
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.nn.quantized.reference import Conv2d
 
@@ -98,7 +98,7 @@ def _narrow(
     def seen(own: set[int], _: nn.Module, given: tuple[Any, ...]) -> None:
         own.add(given[0].shape[-1] if given[0].dim() == 4 else 0)
 
-    with ExitStack() as hooks, torch.no_grad(), with_own_buffers(module):
+    with ExitStack() as hooks, torch.no_grad(), with_own_state(module):
         for path, own in widths.items():
             hook = get_module(module, path).register_forward_pre_hook(partial(seen, own))
             hooks.callback(hook.remove)

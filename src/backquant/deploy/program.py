@@ -18,6 +18,7 @@ from torch.fx import traceback
 from backquant.deploy.sizes import check_assumptions, with_inferred_ranges
 from backquant.errors import CaptureError, ExportError
 from backquant.graph.example import with_distinct_tensors
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.program import DEPENDS, NotExportedError, failure_of
 from backquant.graph.quiet import quiet
@@ -62,13 +63,14 @@ def export_program(
 
     ``dynamic_shapes`` as for ``torch.export.export``; see ``as_dims`` for strings in place of ``Dim``.
     The program is functional: what the model changes in place is a new value there, an input too.
-    Raises ``CaptureError`` with torch's reason.
+    Raises ``CaptureError`` with torch's reason, ``ExportError`` where a module keeps state from call to call.
 
     >>> program = export_program(fx.symbolic_trace(nn.ReLU()), (torch.zeros(2),), {}, None)
     >>> dict(program.origins)
     {'relu': 'relu'}
     """
     args, kwargs = with_distinct_tensors((args, kwargs), module)
+    _refuse_state(module, args, kwargs)
     try:
         exported = _exported(module, args, kwargs, as_dims(dynamic_shapes))
     except Exception as error:
@@ -80,6 +82,20 @@ def export_program(
             raise _refusal(reason, dynamic_shapes, failure_of(error, module)) from error
         exported = found
     return _functional(Program(exported, _origins(exported.graph)))
+
+
+def _refuse_state(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    own = ("torch.", "backquant.")
+    if all(f"{type(part).__module__}.".startswith(own) for part in module.modules()):
+        return
+    state = ExampleCall.of(module, kwargs if kwargs and not args else args).state
+    for path, names in state.items():
+        written = " and ".join(map(repr, names))
+        raise ExportError(
+            f"no file keeps state: {path!r} writes {written}, which the next call reads",
+            where=path,
+            fix="pass the state as an input, and return it",
+        )
 
 
 def _exported(  # size: what torch.export takes

@@ -6,8 +6,9 @@ the user passed in is never touched.
 
 from __future__ import annotations
 
+import copy
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +20,9 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 from backquant.graph.hooks import hold_computed_weights
 
 # Containers in which a module may keep references to its submodules.
-_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, deque})
 _DEPTH = 3
+_OF_MODULES = frozenset(vars(nn.Module()))
 # Types whose values contain no module.
 _ATOMS = frozenset(
     {bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.qscheme}
@@ -78,7 +80,8 @@ def without_parametrizations(copied: nn.Module) -> nn.Module:
 
 
 def own_buffers(model: nn.Module) -> nn.Module:
-    """A shallow copy whose buffers are its own: running it leaves the original's buffers alone.
+    """A shallow copy whose buffers, and tensors that are plain attributes, are its own: running it leaves
+    those of the original alone.
 
     >>> bn = nn.BatchNorm1d(2)
     >>> copied = own_buffers(bn)
@@ -87,7 +90,15 @@ def own_buffers(model: nn.Module) -> nn.Module:
     """
     copied = shallow_copy(model)
     _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
+    for part in copied.modules():
+        if not isinstance(part, torch.jit.ScriptModule):
+            _replace_plain_tensors(part)
     return copied
+
+
+def _replace_plain_tensors(part: nn.Module) -> None:
+    plain = [name for name, value in vars(part).items() if type(value) is torch.Tensor]
+    vars(part).update({name: vars(part)[name].detach().clone() for name in plain})
 
 
 @contextmanager
@@ -102,9 +113,37 @@ def with_own_buffers(copied: nn.Module) -> Iterator[None]:
     tensor([0., 0.])
     """
     parts = [part for part in copied.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    tables = [part._buffers for part in parts if part._buffers]
+    with _as_before([part._buffers for part in parts if part._buffers]):
+        _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
+        yield
+
+
+@contextmanager
+def with_own_state(copied: nn.Module) -> Iterator[None]:
+    """As ``with_own_buffers``, and with copies of attributes that are tensors, lists and dictionaries; what a
+    call assigns is gone, too.
+
+    >>> module = nn.Identity()
+    >>> module.seen = []
+    >>> with with_own_state(module):
+    ...     module.seen.append(1)
+    ...     module.count = 1
+    >>> module.seen, hasattr(module, "count")
+    ([], False)
+    """
+    parts = [part for part in copied.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    with with_own_buffers(copied), _as_before([vars(part) for part in parts]):
+        for part in parts:
+            _replace_plain_tensors(part)
+            own = {n: v for n, v in vars(part).items() if n not in _OF_MODULES}
+            held = {n: copy.copy(v) for n, v in own.items() if type(v) in _CONTAINERS}
+            vars(part).update(held)
+        yield
+
+
+@contextmanager
+def _as_before(tables: list[dict[str, Any]]) -> Iterator[None]:
     held = [dict(table) for table in tables]
-    _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
     try:
         yield
     finally:
@@ -175,7 +214,7 @@ def _state(state: dict[str, Any], copies: dict[int, nn.Module]) -> dict[str, Any
         kind = type(value)
         if kind in _ATOMS:
             found[name] = value
-        elif kind in _CONTAINERS and not value:
+        elif kind in _CONTAINERS and not value and kind is not deque:
             found[name] = kind()
         else:
             found[name] = _rebound(value, copies, _DEPTH)
@@ -193,7 +232,8 @@ def _rebound(value: Any, copies: dict[int, nn.Module], depth: int) -> Any:
         if kind is dict or kind is OrderedDict:
             pairs = ((key, _rebound(item, copies, depth - 1)) for key, item in value.items())
             return kind(pairs)
-        return kind([_rebound(item, copies, depth - 1) for item in value])
+        items = [_rebound(item, copies, depth - 1) for item in value]
+        return deque(items, value.maxlen) if kind is deque else kind(items)
     if isinstance(value, nn.Module):
         return copies.get(id(value), value)
     if isinstance(value, types.MethodType) and id(value.__self__) in copies:

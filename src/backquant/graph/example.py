@@ -65,12 +65,18 @@ def _memory(value: Any) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
-def check_inputs(model: nn.Module, inputs: Any, *modes: AbstractContextManager[Any]) -> Any:
+def check_inputs(
+    model: nn.Module,
+    inputs: Any,
+    *modes: AbstractContextManager[Any],
+    trial: nn.Module | None = None,
+) -> Any:
     """Run ``model`` once on example inputs, without gradients, and return its output.
 
     Neither the model (its buffers included, in train mode too) nor the state of the random
     number generators changes, nor objects among the inputs. Forward hooks run. ``modes`` (dispatch modes that
-    count, say) are open during the call alone.
+    count, say) are open during the call alone. ``trial``: the copy of ``model``, with buffers of its own,
+    that is called; default: a new one.
 
     Raises:
         InputError: the model does not accept them; names what was passed and what it takes. Its subclass
@@ -91,7 +97,8 @@ def check_inputs(model: nn.Module, inputs: Any, *modes: AbstractContextManager[A
         unchanged = torch.random.fork_rng(devices=_cuda_devices(model))
         with torch.no_grad(), ExitStack() as during_the_call:
             # Copies (of hundreds of buffers, say) are made before: the modes would see each operator.
-            trial, given, named = own_buffers(model), fresh(args), fresh(kwargs)
+            trial = own_buffers(model) if trial is None else trial
+            given, named = fresh(args), fresh(kwargs)
             for mode in (unchanged, *modes, unwritten_parameters(model)):
                 during_the_call.enter_context(mode)
             return trial(*given, **named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,18 +17,21 @@ from backquant.graph.draws import Draws
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError
+from backquant.graph.state import Snapshot, state_of
 
 __all__ = ["ExampleCall", "first_calls"]
 
 
 class ExampleCall(NamedTuple):
     """A call of a model: the inputs, what it gave, the operators that drew random numbers (as
-    ``Draws.found``), and its multiply-adds, 0 where nothing counts them."""
+    ``Draws.found``), its multiply-adds, 0 where nothing counts them, and what it leaves in the model for the
+    next call (as ``state_of``)."""
 
     inputs: Any
     output: Any
     drawn: Mapping[str, str]
     multiply_adds: int
+    state: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Any) -> ExampleCall:
@@ -37,15 +41,18 @@ class ExampleCall(NamedTuple):
         >>> ExampleCall.of(nn.Linear(3, 2), torch.zeros(1, 3)).multiply_adds
         6
         """
-        counter, draws = MultiplyAdds(), Draws()
+        counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
+        before = Snapshot(trial)
         try:
-            output = check_inputs(model, inputs, counter, draws)
+            output = check_inputs(model, inputs, counter, draws, trial=trial)
         except WritesParameterError:
             raise
         except InputError:  # counting takes operators apart, which may be what failed
-            draws = Draws()
-            return cls(inputs, check_inputs(model, inputs, draws), draws.found, 0)
-        return cls(inputs, output, draws.found, counter.count)
+            counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
+            before = Snapshot(trial)
+            output = check_inputs(model, inputs, draws, trial=trial)
+        state = state_of(model, trial, inputs, before.changed())
+        return cls(inputs, output, draws.found, counter.count, state)
 
 
 def first_calls(model: nn.Module, paths: Iterable[str], inputs: Any) -> dict[str, Any]:

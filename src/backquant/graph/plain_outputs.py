@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from backquant.graph.clone import with_own_buffers
+from backquant.graph.clone import with_own_state
 from backquant.graph.objects import fresh
 
 _NUMBERS = (bool, int, float)
@@ -76,7 +76,7 @@ def _values(
         module.recompile()
         given_now = fresh((args, dict(kwargs)))
         own_args, own_kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, given_now)
-        with torch.no_grad(), with_own_buffers(module):
+        with torch.no_grad(), with_own_state(module):
             return dict(zip(nodes, module(*own_args, **own_kwargs), strict=True))
     finally:
         output.args = given

@@ -7,6 +7,7 @@ translated to aten operators (``backquant.operators.equivalents``).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -60,10 +61,12 @@ __all__ = [
     "spelled_for",
     "spelled_request",
     "traced_with_example",
+    "with_state_whole",
     "with_reasons",
 ]
 
 CAPTURES = ("auto", "trace", "export")
+_STATE = "its forward writes {}, which the next call reads"
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,13 @@ class Capturing:
     whole_functions: frozenset[Any] = frozenset()
     named: frozenset[Any] = frozenset()
     called: ExampleCall | None = None
+
+    @property
+    def stateful(self) -> dict[str, str]:
+        """Modules that stay whole because each call leaves something in them for the next; that reason."""
+        state = {} if self.called is None else self.called.state
+        listed = {path: " and ".join(map(repr, names)) for path, names in state.items()}
+        return {path: _STATE.format(names) for path, names in listed.items()}
 
     @property
     def leaf_classes(self) -> frozenset[type]:
@@ -122,6 +132,7 @@ def captured_with(
     """
     as_pytorch = capturing is None
     capturing = Capturing("trace") if capturing is None else capturing
+    _refuse_state(model, capturing)
     if isinstance(model, ExportedModel):
         return exported(custom, model, capturing)
     if capturing.how == "export" or capturing.dynamic_shapes is not None:
@@ -138,6 +149,32 @@ def captured_with(
         return traced_with_example(custom, capturing, why, model)
     # behind the handler: within it an error of the export would have the trace's as its context, and its line
     return exported_instead(custom, model, capturing, failure)
+
+
+def _refuse_state(model: nn.Module, capturing: Capturing) -> None:
+    """Raise ``CaptureError`` where the model's own ``forward`` keeps state."""
+    if "" in capturing.stateful:
+        raise CaptureError(
+            f"the model cannot become a graph, which has no state: {capturing.stateful['']}",
+            where=type(model).__name__,
+            fix="move these lines into a submodule that holds what they write: it stays in float, with its\n"
+            "state, and the rest is quantized; or pass the state as an input, and return it",
+        )
+
+
+def with_state_whole(
+    custom: PrepareCustomConfig | None, model: nn.Module, called: ExampleCall
+) -> PrepareCustomConfig | None:
+    """``custom``, which leaves modules whole, too, in which a call leaves something for the next.
+
+    Raises ``CaptureError`` where the model's own ``forward`` keeps state.
+    """
+    if not called.state:
+        return custom
+    _refuse_state(model, Capturing(called=called))
+    extended = copy.deepcopy(custom) or PrepareCustomConfig()
+    names = [*extended.non_traceable_module_names, *called.state]
+    return extended.set_non_traceable_module_names(names)
 
 
 def traced_with_example(
@@ -225,12 +262,13 @@ def _traced(
         model = called_whole(model)
     captured = capture(
         model,
-        non_traceable_names=custom_matching.untraced_names,
+        non_traceable_names={*custom_matching.untraced_names, *capturing.stateful},
         non_traceable_classes=custom_matching.untraced_classes | capturing.leaf_classes,
         preserved_attributes=() if custom is None else custom.preserved_attributes,
         decomposition=_decomposition(custom_matching, model, capturing),
         example_inputs=example_inputs,
     )
+    captured = replace(captured, whole={**captured.whole, **capturing.stateful})
     if capturing.decompose and not model.training:
         inline_wrapped(captured.module, captured.scopes, capturing.whole_functions)
         fold_constants(captured.module, captured.scopes)
@@ -328,6 +366,7 @@ def exported(
         whole={
             **dict.fromkeys(entered, "the backend has an entry for it"),
             **dict.fromkeys(untraced, "PrepareCustomConfig names it"),
+            **capturing.stateful,
         },
         preserved_attributes=() if custom is None else custom.preserved_attributes,
     )

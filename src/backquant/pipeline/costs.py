@@ -10,7 +10,7 @@ from torch import fx
 
 from backquant.errors import CaptureError, first_line
 from backquant.graph import as_arguments
-from backquant.graph.clone import with_own_buffers
+from backquant.graph.clone import with_own_state
 from backquant.graph.costs import GraphCosts, costs_and_outputs
 
 
@@ -30,7 +30,7 @@ def costs_of(
     {'_0': 6}
     """
     try:
-        with with_own_buffers(module):
+        with with_own_state(module):
             return costs_and_outputs(module, example_inputs)
     except Exception as error:
         reason = first_line(error)

@@ -16,6 +16,7 @@ from backquant.fuse import (
     separate_recurrent_layers,
     without_sync,
 )
+from backquant.graph.example_call import ExampleCall
 from backquant.match.plan import Plan
 from backquant.operators.equivalents import mapping_for_export
 from backquant.pipeline.capture import Capturing, captured_with
@@ -33,7 +34,8 @@ def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any)
     Raises ``UsageError`` when the model is not the one that was quantized: its graph is another one.
     """
     frozen, missing = evaluation_copy(model), ""
-    for capturing in _ways(record, example_inputs):
+    called = ExampleCall.of(frozen, example_inputs)
+    for capturing in _ways(record, called):
         for mapping in _mappings(record):
             try:
                 found = _captured(frozen, record, capturing, mapping)
@@ -53,12 +55,12 @@ def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any)
     )
 
 
-def _ways(record: LoweredRecord, example_inputs: Any) -> Iterator[Capturing]:
+def _ways(record: LoweredRecord, called: ExampleCall) -> Iterator[Capturing]:
     """Ways to capture the model, in the order of trial: as for quantization, then as for a model that is
     given back in float.
     """
     how = "trace" if record.interface is None else "export"
-    base = Capturing(how, example_inputs)
+    base = Capturing(how, called.inputs, called=called)
     backend = record.backend_config
     yield replace(
         base,

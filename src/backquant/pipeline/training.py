@@ -34,6 +34,7 @@ from backquant.pipeline.capture import (
     captured_with,
     said_to_fail,
     traced_with_example,
+    with_state_whole,
 )
 from backquant.pipeline.faithful import agrees
 from backquant.pipeline.plan import FusedGraph, decided, in_evaluation, named_by
@@ -78,6 +79,8 @@ def fused_for_training(
     >>> type(graph.fused.fused.module.get_submodule("0")).__name__, graph.difference
     ('LinearReLU', '')
     """
+    if called is not None:
+        custom = with_state_whole(custom, model, called)
     try:
         captured, difference = _captured(model, custom, called)
     except CaptureError as error:

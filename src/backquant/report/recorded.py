@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from backquant.convert import ReferenceModel, reference_state
 from backquant.errors import first_line
-from backquant.graph.clone import with_own_buffers
+from backquant.graph.clone import with_own_state
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
 from backquant.graph.example_spec import ExampleSpec
 from backquant.match import MatchKind
@@ -60,7 +60,7 @@ def costs_or_why(module: fx.GraphModule, example_inputs: Any) -> GraphCosts:
     'the model does not run on its example inputs'
     """
     try:
-        with with_own_buffers(module):
+        with with_own_state(module):
             return graph_costs(module, example_inputs)
     except Exception as error:
         reason = first_line(error)

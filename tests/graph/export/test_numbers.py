@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import backquant
-from backquant.errors import CaptureError
 from backquant.graph.export.numbers import (
     NotANumberError,
     Number,
@@ -125,5 +124,8 @@ def test_a_counter_is_none() -> None:
     assert torch.equal(model.calls, torch.tensor(1)) and "calls" in model._buffers
     whole = nn.Sequential(nn.Linear(4, 4), Counting(), nn.Linear(6, 4)).eval()
     x = torch.randn(8, 4)
-    with pytest.raises(CaptureError, match="fails on inputs that the model accepts"):
-        backquant.quantize(whole, backend="x86", calibration=[x], capture="export")
+    quantized = backquant.quantize(
+        whole, backend="x86", calibration=[x], capture="export", slower="keep"
+    )
+    assert "writes '1.calls', which the next call reads" in str(quantized.report)
+    assert quantized(x).shape == (8, 4)

@@ -29,7 +29,7 @@ from backquant.accuracy.outputs import losses_of
 from backquant.accuracy.recipes.bench import helps
 from backquant.accuracy.reference_run import Plan, Run
 from backquant.calibrate.inputs import measured_inputs
-from backquant.graph.clone import with_own_buffers
+from backquant.graph.clone import with_own_state
 
 #: The share of the loss that a correction must take away.
 LEAST_GAIN = 0.03
@@ -68,7 +68,7 @@ def corrected_biases(
     layers = layer_calls(prepared, reference, fitting)
     if not layers or not all(seen.outputs for seen in judging):
         return None
-    with torch.no_grad(), with_own_buffers(reference):
+    with torch.no_grad(), with_own_state(reference):
         plan = Plan(reference)
         measured = measured_inputs(prepared)
         inputs = [placeholders(prepared, seen.batch, 0, measured) for seen in judging]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from backquant.calibrate.batches import count_of
 from backquant.graph import as_arguments
-from backquant.graph.clone import with_own_buffers
+from backquant.graph.clone import with_own_state
 from backquant.graph.costs import MultiplyAdds
 
 _BYTES = 256 << 20  # of calls that are kept
@@ -149,7 +149,7 @@ def run(model: nn.Module, batch: Any) -> Any:
 
 def _run(model: nn.Module, batch: Any) -> Any:
     args, kwargs = as_arguments(batch)
-    with torch.no_grad(), with_own_buffers(model):
+    with torch.no_grad(), with_own_state(model):
         return model(*args, **kwargs)
 
 

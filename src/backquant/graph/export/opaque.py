@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from backquant.graph.clone import with_own_state
 from backquant.graph.export.not_exported import NotExportedError
 from backquant.graph.hooks import drop_hooks, forward_in_place
 
@@ -189,7 +190,7 @@ def opaque_calls(
         )
     ]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), with_own_state(model):
             model(*args, **kwargs)
     finally:
         for hook in hooks:

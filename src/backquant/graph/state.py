@@ -1,0 +1,290 @@
+"""State: what a call of a model writes into the model, and a later call reads.
+
+A graph has inputs and constants. A running mean, a cache of keys, a ring buffer, a counter or a list that
+grows is neither: a graph of such a module would give, at each call, what its first call gives.
+
+1. Written is what the *second* call of the same inputs changes: buffers and other tensors in place,
+   attributes that are assigned to, lists and dictionaries. What only the first call makes (a table of
+   positions, say) is no state.
+2. It is state where the next call reads it. That is tried: two copies are brought to the same state, in one
+   of them the written values are replaced by others (NaN, the next number), and both are called. Where
+   outputs and tensors afterwards are the same bits, the old values were never read (attention maps that are
+   kept to be looked at).
+3. The module that writes is the innermost one whose ``forward`` runs at the time.
+
+Attributes of classes that are neither tensors, numbers nor containers are not looked into.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from backquant.graph.clone import own_buffers
+from backquant.graph.example import as_arguments
+from backquant.graph.objects import fresh
+from backquant.graph.tracer import is_leaf
+
+__all__ = ["Snapshot", "copy_state", "state_of"]
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+_DEPTH = 3
+
+
+class Attribute(NamedTuple):
+    """An attribute or a buffer, by the path of its module."""
+
+    path: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.path}.{self.name}".lstrip(".")
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that a user wrote. Those of PyTorch keep no state in evaluation mode."""
+    for path, part in model.named_modules():
+        if not is_leaf(part) and not isinstance(part, torch.jit.ScriptModule):
+            yield path, part
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
+    return own | {name: value for name, value in part._buffers.items() if value is not None}
+
+
+def _leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    """What is in a container, a mark for each end of one among it; any other value itself."""
+    items = value.values() if isinstance(value, Mapping) else value
+    if depth and isinstance(value, (Mapping, list, tuple, set, deque)):
+        yield type(value)
+        for item in items:
+            yield from _leaves(item, depth - 1)
+        yield len(value)
+    else:
+        yield value
+
+
+def _mark(value: Any) -> list[tuple[Any, int]]:
+    """The leaves of ``value`` with their versions, which PyTorch counts up with each write in place."""
+    return [(leaf, _version(leaf)) for leaf in _leaves(value)]
+
+
+def _version(leaf: Any) -> int:
+    is_counted = isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+    return int(leaf._version) if is_counted else 0
+
+
+def _is_other(before: list[tuple[Any, int]], value: Any) -> bool:
+    after = _mark(value)
+    return len(before) != len(after) or any(map(_differ, before, after))
+
+
+def _differ(before: tuple[Any, int], after: tuple[Any, int]) -> bool:
+    (one, version), (other, later) = before, after
+    if one is other:
+        return version != later
+    is_number = isinstance(one, (int, float, str)) and type(one) is type(other)
+    return not is_number or one != other
+
+
+class Snapshot:
+    """The attributes of a model at one time.
+
+    >>> class Counting(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.calls = 0
+    ...     def forward(self, x):
+    ...         self.calls += 1
+    ...         return x
+    >>> model = Counting()
+    >>> before = Snapshot(model)
+    >>> _ = model(torch.ones(1))
+    >>> [str(attribute) for attribute in before.changed()]
+    ['calls']
+    """
+
+    def __init__(self, model: nn.Module, only: Iterable[Attribute] | None = None) -> None:
+        self._parts = dict(_parts(model))
+        self._only = None if only is None else list(only)
+        self._marks = {key: _mark(value) for key, value in self._values()}
+
+    def _values(self) -> Iterator[tuple[Attribute, Any]]:
+        if self._only is not None:
+            yield from ((key, _value(self._parts[key.path], key.name)) for key in self._only)
+            return
+        for path, part in self._parts.items():
+            for name, value in _attributes(part).items():
+                yield Attribute(path, name), value
+
+    def changed(self) -> list[Attribute]:
+        """What was written since. Objects that are neither tensor, number nor container do not count."""
+        missing: list[tuple[Any, int]] = []
+        return [
+            key
+            for key, value in self._values()
+            if _is_known(value) and _is_other(self._marks.get(key, missing), value)
+        ]
+
+
+def _is_known(value: Any) -> bool:
+    kinds = (torch.Tensor, bool, int, float, str, type(None), Mapping, list, tuple, set, deque)
+    return isinstance(value, kinds)
+
+
+def _value(part: nn.Module, name: str) -> Any:
+    return _attributes(part).get(name)
+
+
+def state_of(
+    model: nn.Module, trial: nn.Module, inputs: Any, first: list[Attribute]
+) -> dict[str, tuple[str, ...]]:
+    """The state of ``model``: names of attributes by the path of the module that writes them.
+
+    Args:
+        trial: a copy of ``model`` that was called once on ``inputs``; it is called again.
+        first: what that call wrote.
+
+    >>> class Counting(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.calls = 0
+    ...     def forward(self, x):
+    ...         self.calls += 1
+    ...         return x * self.calls
+    >>> model, x = nn.Sequential(Counting()), torch.ones(1)
+    >>> trial = own_buffers(model)
+    >>> before = Snapshot(trial)
+    >>> _ = trial(x)
+    >>> state_of(model, trial, x, before.changed())
+    {'0': ('0.calls',)}
+    """
+    if not first:
+        return {}
+    before = Snapshot(trial)
+    try:
+        _run(trial, inputs)
+    except Exception:  # what the first call left has changed what the model does
+        return _by_writer(model, inputs, first)
+    written = before.changed()
+    if not written or not _is_read(model, inputs, written):
+        return {}
+    read = [key for key in written if len(written) == 1 or _is_read(model, inputs, [key])]
+    return _by_writer(model, inputs, read or written)
+
+
+def _run(trial: nn.Module, inputs: Any) -> Any:
+    args, kwargs = as_arguments(inputs)
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        return trial(*fresh(args), **fresh(kwargs))
+
+
+def _called(model: nn.Module, inputs: Any) -> nn.Module:
+    trial = own_buffers(model)
+    _run(trial, inputs)
+    return trial
+
+
+def _is_read(model: nn.Module, inputs: Any, written: list[Attribute]) -> bool:
+    """Case 2, all of ``written`` at once."""
+    plain, other = _called(model, inputs), _called(model, inputs)
+    for path, name in written:
+        part = other.get_submodule(path)
+        setattr(part, name, _another(_value(part, name)))
+    try:
+        wanted, found = _run(plain, inputs), _run(other, inputs)
+    except Exception:  # what it met, it has read
+        return True
+    afterwards = [
+        (_value(plain.get_submodule(path), name), _value(other.get_submodule(path), name))
+        for path, name in written
+    ]
+    return not _are_same(wanted, found) or not all(
+        _are_same(one, two)
+        for one, two in afterwards
+        if isinstance(one, torch.Tensor) and one.dim()
+    )
+
+
+def _another(value: Any) -> Any:
+    """Of the same type and shape, with other values; a list with one more."""
+    if isinstance(value, (list, deque)) and value:
+        one_more = map(_another, [*value, value[-1]])
+        return deque(one_more, value.maxlen) if isinstance(value, deque) else list(one_more)
+    if isinstance(value, Mapping):
+        return {key: _another(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return pytree.tree_map(_another, value)
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() or value.is_complex():
+            return torch.full_like(value, float("nan"))
+        return ~value if value.dtype == torch.bool else value + 1
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, (int, float)) else value
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    first, second = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return len(first) == len(second) and all(map(_is_same, first, second))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor):
+        return not isinstance(one, (int, float, str)) or one == other
+    if not isinstance(other, torch.Tensor) or one.shape != other.shape:
+        return False
+    return bool(torch.equal(one.nan_to_num(), other.nan_to_num())) and bool(
+        torch.equal(one.isnan(), other.isnan())
+    )
+
+
+def _by_writer(model: nn.Module, inputs: Any, read: list[Attribute]) -> dict[str, tuple[str, ...]]:
+    """Case 3."""
+    trial = own_buffers(model)
+    running, found = [""], dict[str, list[str]]()
+    snapshot = Snapshot(trial, read)
+
+    def note() -> None:
+        nonlocal snapshot
+        if changed := snapshot.changed():
+            found.setdefault(running[-1], []).extend(map(str, changed))
+            snapshot = Snapshot(trial, read)
+
+    def begins(path: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            note()
+            running.append(path)
+
+        return hook
+
+    def ends(*_: Any) -> None:
+        note()
+        running.pop()
+
+    for path, part in _parts(trial):
+        part.register_forward_pre_hook(begins(path), prepend=True)
+        part.register_forward_hook(ends)
+    with suppress(Exception):  # as in ``state_of``
+        for _ in range(2):
+            _run(trial, inputs)
+    return {path: tuple(dict.fromkeys(names)) for path, names in found.items()}
+
+
+def copy_state(source: nn.Module, target: nn.Module, paths: Iterable[str]) -> None:
+    """Give the modules of ``target`` at ``paths`` the state that those of ``source`` have, as copies."""
+    copied = own_buffers(source)
+    for top in paths:
+        parts = dict(copied.get_submodule(top).named_modules())
+        for path, part in target.get_submodule(top).named_modules():
+            if (held := parts.get(path)) is None or type(held) is not type(part):
+                continue
+            for name, value in _attributes(held).items():
+                setattr(part, name, value)

@@ -1,0 +1,261 @@
+"""State that a call leaves in the model for the next: running means, caches, rings, counters, lists."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import backquant
+from backquant.errors import ArtifactError, BackquantError, CaptureError, UsageError
+from backquant.qconfig import get_default_qat_qconfig_mapping, get_default_qconfig_mapping
+
+BATCHES = [
+    torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)) + 1 for seed in range(4)
+]
+
+
+class Averaged(nn.Module):
+    """A running mean that is assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+
+
+class InPlace(Averaged):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return x - self.mean
+
+
+class Copied(Averaged):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.copy_(0.9 * self.mean + 0.1 * x.mean(0))
+        return x - self.mean
+
+
+class Ring(nn.Module):
+    """The last four means, and where the next is to go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ring", torch.zeros(4, 8))
+        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ring[self.place % 4] = x.mean(0)
+        self.place += 1
+        return x + self.ring.mean(0)
+
+
+class Cache(nn.Module):
+    """Keys of which a call writes some, and reads all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys[:2] = x[:2] + self.keys[2:4]
+        return x + self.keys.mean(0)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x / self.calls
+
+
+class Growing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.mean(0))
+        return x + torch.stack(self.seen).mean(0)
+
+
+class Window(nn.Module):
+    """The last three, in a plain attribute that PyTorch does not know of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: deque[Tensor] = deque(maxlen=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.append(x.mean(0))
+        return x + torch.stack(list(self.last)).sum(0)
+
+
+class Previous(nn.Module):
+    """The last hidden state, none before the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x.mean(0) if self.hidden is None else torch.tanh(self.hidden + x.mean(0))
+        self.hidden = hidden
+        return x + hidden
+
+
+STATEFUL = [Averaged, InPlace, Copied, Ring, Cache, Counter, Growing, Window, Previous]
+
+
+class KeptMaps(nn.Module):
+    """Keeps what it computes to be looked at: never read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.maps = torch.softmax(x, -1)
+        return x * self.maps
+
+
+class Table(nn.Module):
+    """Makes a table at the first call, and reads it at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0, 1, 8)
+        return x + self.table
+
+
+class Between(nn.Module):
+    """Linear layers before and after a module."""
+
+    def __init__(self, kind: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.kind, self.last = nn.Linear(8, 8), kind(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.kind(self.first(x))))
+
+
+def _decibels(wanted: Tensor, found: Tensor) -> float:
+    return float(10 * torch.log10(wanted.square().sum() / (wanted - found).square().sum()))
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [value.clone() for value in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("capture", ["auto", "export"])
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_a_submodule_with_state_stays_float_and_keeps_it(kind: type, capture: str) -> None:
+    model = Between(kind).eval()
+    before, untouched = copy.deepcopy(model), _tensors(model)
+    quantized = backquant.quantize(
+        model, calibration=BATCHES, backend="x86", slower="keep", capture=capture
+    )
+    assert all(map(torch.equal, untouched, _tensors(model)))
+    assert model.kind.__dict__.get("calls", 0) == 0
+    with torch.no_grad():
+        assert all(_decibels(before(x), quantized(x)) > 18 for x in BATCHES)
+    rows = {row.node: row for row in quantized.report.rows}
+    assert [rows[name].outcome for name in ("first", "last")] == ["quantized", "quantized"]
+    assert "which the next call reads" in str(quantized.report)
+
+
+@pytest.mark.parametrize("backend", ["x86", "onnxruntime"])
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_state_of_the_model_itself_is_refused_by_name(
+    kind: type, backend: str, snapshot: Callable[..., None]
+) -> None:
+    class Whole(kind):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.layer(x))
+
+    names = {
+        *vars(kind()),
+        *dict(kind().named_buffers()),
+    } - set(vars(nn.Module()))
+    with pytest.raises(CaptureError, match="which the next call reads") as caught:
+        backquant.quantize(Whole().eval(), calibration=BATCHES, backend=backend)
+    assert any(repr(name) in caught.value.what for name in names)
+    snapshot(kind.__name__, caught.value)
+
+
+@pytest.mark.parametrize("kind", [KeptMaps, Table])
+def test_what_no_later_call_reads_is_no_state(kind: type) -> None:
+    model = Between(kind).eval()
+    quantized = backquant.quantize(model, calibration=BATCHES, backend="x86", slower="keep")
+    assert "next call" not in str(quantized.report)
+    with torch.no_grad():
+        assert all(_decibels(model(x), quantized(x)) > 25 for x in BATCHES)
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_the_names_of_fx_keep_state_too(kind: type) -> None:
+    model = Between(kind).eval()
+    before = copy.deepcopy(model)
+    mapping = get_default_qconfig_mapping("x86")
+    prepared = backquant.prepare_fx(model, mapping, (BATCHES[0],))
+    with torch.no_grad():
+        first = prepared(BATCHES[0])
+        assert torch.allclose(first, before(BATCHES[0]), atol=1e-5)
+        assert torch.allclose(prepared(BATCHES[1]), before(BATCHES[1]), atol=1e-5)
+    quantized = backquant.convert_fx(prepared)
+    with torch.no_grad():
+        assert _decibels(before(BATCHES[2]), quantized(BATCHES[2])) > 10
+
+
+@pytest.mark.parametrize("kind", [Averaged, InPlace, Counter])
+def test_training_keeps_state(kind: type) -> None:
+    model = Between(kind).train()
+    mapping = get_default_qat_qconfig_mapping("x86")
+    prepared = backquant.prepare_qat_fx(model, mapping, (BATCHES[0],))
+    before = copy.deepcopy(model)
+    for x in BATCHES[:2]:
+        with torch.no_grad():
+            assert _decibels(before(x), prepared(x)) > 10
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pte"])
+def test_an_export_of_state_is_refused_and_nothing_written(
+    suffix: str, tmp_path: Path, snapshot: Callable[..., None]
+) -> None:
+    backend = {"onnx": "onnxruntime", "pte": "xnnpack"}[suffix]
+    model = Between(InPlace).eval()
+    quantized = backquant.quantize(model, calibration=BATCHES, backend=backend, slower="keep")
+    with pytest.raises(BackquantError) as refused:
+        backquant.export(quantized, tmp_path / f"model.{suffix}")
+    snapshot("export", refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_needs_leave_to_hold_such_a_module(tmp_path: Path) -> None:
+    model = Between(InPlace).eval()
+    quantized = backquant.quantize(model, calibration=BATCHES, backend="x86", slower="keep")
+    with pytest.raises(ArtifactError, match="InPlace"):
+        backquant.save(quantized, tmp_path / "model.bq")
+    assert not list(tmp_path.iterdir())
+
+
+def test_recipes_compare_call_by_call(snapshot: Callable[..., None]) -> None:
+    with pytest.raises(UsageError) as refused:
+        backquant.quantize(Between(InPlace), calibration=BATCHES, backend="x86", recipe="better")
+    snapshot("recipe", refused.value)
