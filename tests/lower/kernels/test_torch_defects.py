@@ -153,3 +153,18 @@ def test_norms_of_nearly_constant_groups() -> None:
         (expected / scale).round().clamp(0, 255),
     )
     assert 1 < far < 100
+
+
+@pytest.mark.parametrize("kind, size", [("group", (2,)), ("instance", ()), ("layer", (3,))])
+@pytest.mark.parametrize("shape", [(0, 4, 3, 3), (2, 4, 0, 3), (2, 4, 0)])
+def test_norms_of_no_values(kind: str, size: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    # quantized::group_norm of no positions, channels last, ends the process: it divides by their number
+    if kind == "layer" and shape[-1] != 3:
+        pytest.raises(RuntimeError, F.layer_norm, torch.zeros(shape), size)
+        return
+    x = torch.zeros(shape, dtype=torch.uint8)
+    if x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    kernel = Norm(NormConfig(kind, size, 1e-5, 0.1, 3, 0.1, 3), None, None)
+    found = kernel(x)
+    assert found.shape == x.shape and found.dtype == torch.uint8

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from backquant.lower.kernels.configured import KernelModule, decode_config
 from backquant.lower.kernels.images import rescaled
@@ -201,6 +202,8 @@ class Norm(KernelModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """8-bit integers to 8-bit integers of the same shape."""
+        if not x.numel():  # some kernels divide by the number of values
+            return self._in_float(x).to(x.dtype)
         c = self.config
         scale, eps = c.measured
         rows = self._as_rows(x)
@@ -213,6 +216,14 @@ class Norm(KernelModule):
         else:
             result = torch.ops.quantized.instance_norm(q, *rest)
         return integer_view(result).view(x.shape) if rows is not x else integer_view(result)
+
+    def _in_float(self, x: torch.Tensor) -> torch.Tensor:
+        c, rest = self.config, (self.weight, self.bias, self.config.eps)
+        if c.kind == "layer":
+            return F.layer_norm(x.float(), c.size, *rest)
+        if c.kind == "group":
+            return F.group_norm(x.float(), c.size[0], *rest)
+        return F.instance_norm(x.float(), weight=self.weight, bias=self.bias, eps=c.eps)
 
     def _as_rows(self, x: torch.Tensor) -> torch.Tensor:
         """``x``, or ``[batch, channels, positions]``: where there are no positions, which the kernels want,
