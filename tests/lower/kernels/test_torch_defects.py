@@ -155,13 +155,11 @@ def test_norms_of_nearly_constant_groups() -> None:
     assert 1 < far < 100
 
 
-@pytest.mark.parametrize("kind, size", [("group", (2,)), ("instance", ()), ("layer", (3,))])
+@pytest.mark.parametrize("kind", ["group", "instance", "layer"])
 @pytest.mark.parametrize("shape", [(0, 4, 3, 3), (2, 4, 0, 3), (2, 4, 0)])
-def test_norms_of_no_values(kind: str, size: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def test_norms_of_no_values(kind: str, shape: tuple[int, ...]) -> None:
     # quantized::group_norm of no positions, channels last, ends the process: it divides by their number
-    if kind == "layer" and shape[-1] != 3:
-        pytest.raises(RuntimeError, F.layer_norm, torch.zeros(shape), size)
-        return
+    size = {"group": (2,), "instance": (), "layer": shape[-1:]}[kind]
     x = torch.zeros(shape, dtype=torch.uint8)
     if x.dim() == 4:
         x = x.contiguous(memory_format=torch.channels_last)
