@@ -1,4 +1,4 @@
-"""The pytest plugin that writes one JSON line per finished test to ``TORCH_OWN_RESULTS``, and runs none twice.
+"""The pytest plugin that writes a JSON line per finished test to ``TORCH_OWN_RESULTS``, and runs none twice.
 
 ``TORCH_OWN_BASE`` is the file that stands for ``torch.testing._internal.common_quantization``, on whose
 helpers the tests call ``prepare_fx`` and ``convert_fx``: the installed one with the same edits.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
 
-from backquant.errors import CaptureError, ConfigError, PassError, UsageError
+from backquant.errors import CaptureError, ConfigError, InputError, PassError, UsageError
 from backquant.fuse import (
     apply_fusion,
     decompose_attention,
@@ -34,8 +35,10 @@ def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any)
     Raises ``UsageError`` when the model is not the one that was quantized: its graph is another one.
     """
     frozen, missing = evaluation_copy(model), ""
-    called = ExampleCall.of(frozen, example_inputs)
-    for capturing in _ways(record, called):
+    called = None
+    with suppress(InputError):  # said where the batch is compared
+        called = ExampleCall.of(frozen, example_inputs)
+    for capturing in _ways(record, Capturing("auto", example_inputs, called=called)):
         for mapping in _mappings(record):
             try:
                 found = _captured(frozen, record, capturing, mapping)
@@ -55,12 +58,12 @@ def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any)
     )
 
 
-def _ways(record: LoweredRecord, called: ExampleCall) -> Iterator[Capturing]:
+def _ways(record: LoweredRecord, base: Capturing) -> Iterator[Capturing]:
     """Ways to capture the model, in the order of trial: as for quantization, then as for a model that is
     given back in float.
     """
     how = "trace" if record.interface is None else "export"
-    base = Capturing(how, called.inputs, called=called)
+    base = replace(base, how=how)
     backend = record.backend_config
     yield replace(
         base,
