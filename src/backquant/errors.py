@@ -125,8 +125,8 @@ class SpecError(BackquantError, ValueError):
     """A backend description is malformed: a value, a dict, or a file (then with its line)."""
 
 
-class UnknownBackendError(BackquantError, KeyError):
-    """No backend has this name; the fix lists the nearest ones."""
+class UnknownBackendError(BackquantError, KeyError, AssertionError):
+    """No backend has this name; the fix lists the nearest ones. An AssertionError, as in PyTorch, too."""
 
     __str__ = BackquantError.__str__
 

@@ -114,7 +114,7 @@ def test_unknown_names() -> None:
     with pytest.raises(KeyError) as far:
         get_backend_config("zzzzzz")
     assert str(far.value) == (
-        "no backend is called 'zzzzzz'\n  where  backend='zzzzzz'\n"
+        "backend 'zzzzzz' is not supported\n  where  backend='zzzzzz'\n"
         f"  fix    one of {list_backends()}"
     )
 

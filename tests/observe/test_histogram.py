@@ -220,3 +220,26 @@ def test_a_model_in_half_precision_still_measures(dtype: torch.dtype, when: str)
     assert torch.equal(observer.bin_second, reference.bin_second)
     scale = observer.calculate_qparams()[0].float()
     assert float(scale) == pytest.approx(float(reference.calculate_qparams()[0]), rel=0.02)
+
+
+def test_histogram_reads_the_state_as_pytorchs_attribute_does() -> None:
+    observer = HistogramObserver(bins=256)
+    assert observer.histogram.tolist() == [0.0] * 256
+    data = torch.randn(3000)
+    observer(data[:1000])
+    observer(data[1000:])
+    assert observer.histogram.shape == (256,) and observer.histogram.sum().item() == 3000
+    exact = torch.histc(data, 256, observer.min_val.item(), observer.max_val.item())
+    # values lie within the bins of the grid as far as is known of them
+    assert (observer.histogram.cumsum(0) - exact.cumsum(0)).abs().max() <= 0.01 * 3000
+    assert "histogram" not in observer.state_dict()  # it is no state
+
+
+def test_histogram_of_values_that_are_known_exactly() -> None:
+    observer = HistogramObserver(bins=7)
+    for value in (1.0, 4.0, 2.0, 8.0, 8.0):  # each alone in its bin of the grid
+        observer(torch.tensor([value]))
+    assert observer.histogram.tolist() == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 2.0]
+    one = HistogramObserver(bins=4)
+    one(torch.tensor([2.0, 2.0]))
+    assert one.histogram.sum().item() == 2

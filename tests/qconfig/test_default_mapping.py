@@ -163,5 +163,8 @@ def test_other_versions_of_training_are_refused(function: Callable[..., Any]) ->
 
 
 def test_a_backend_that_is_no_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="backend is a int"):
-        get_default_qconfig(3)  # type: ignore[arg-type]
+    for get in (get_default_qconfig, get_default_qat_qconfig, get_default_qconfig_mapping):
+        with pytest.raises(UnknownBackendError, match="of type int is not supported"):
+            get(3)  # type: ignore[operator]
+        with pytest.raises(AssertionError, match="'imaginary' is not supported"):  # as PyTorch
+            get("imaginary")

@@ -8,9 +8,10 @@ import torch
 import torch.ao.quantization as ao
 from torch import nn
 
+from backquant import prepare_fx
 from backquant.errors import ConfigError
 from backquant.observe import FakeQuantize, MinMaxObserver
-from backquant.qconfig import QConfig, default_qconfig, qconfig_equals
+from backquant.qconfig import QConfig, QConfigMapping, default_qconfig, qconfig_equals
 
 
 def test_it_is_a_named_tuple_of_two() -> None:
@@ -44,9 +45,14 @@ def test_instances_are_refused_with_the_fix(role: str) -> None:
         QConfig(**factories)
 
 
-def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'int8' as weight"):
-        QConfig(activation=MinMaxObserver, weight="int8")
+def test_what_cannot_be_called_is_refused_where_an_observer_is_made_of_it() -> None:
+    wrong = QConfig(activation=MinMaxObserver, weight="int8")
+    assert wrong == QConfig(MinMaxObserver, "int8") != QConfig(MinMaxObserver, "int4")
+    mapping = QConfigMapping().set_global(
+        wrong
+    )  # PyTorch takes both, so that they can be written and read
+    with pytest.raises(ConfigError, match="makes no observer: 'int8' raised TypeError"):
+        prepare_fx(nn.Sequential(nn.Linear(2, 2)).eval(), mapping, (torch.ones(1, 2),))
     assert QConfig(activation=MinMaxObserver, weight=None).weight is None
 
 

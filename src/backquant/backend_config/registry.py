@@ -58,7 +58,7 @@ def get_backend_config(name_or_path: str | os.PathLike[str]) -> BackendConfig:
 
     >>> get_backend_config("x68")
     Traceback (most recent call last):
-    backquant.errors.UnknownBackendError: no backend is called 'x68'
+    backquant.errors.UnknownBackendError: backend 'x68' is not supported
       where  backend='x68'
       fix    did you mean 'x86'? list_backends() names all
     """
@@ -91,7 +91,8 @@ def resolve_backend(backend: Backend, error: type[BackquantError] = UsageError) 
         return backend
     if not isinstance(backend, str | os.PathLike):
         raise error(
-            f"backend is a {type(backend).__name__}, not a name, a file or a BackendConfig",
+            f"a backend of type {type(backend).__name__} is not supported: "
+            "it is no name, file or BackendConfig",
             where=f"backend={backend!r}"[:80],
             fix='backend="x86"; list_backends() names all',
         )
@@ -244,7 +245,9 @@ def is_spec_file(name_or_path: str | os.PathLike[str]) -> bool:
 def _unknown(name: str, known: list[str]) -> UnknownBackendError:
     meant = did_you_mean(name, known, most=3)
     fix = f"{meant} list_backends() names all" if meant else f"one of {known}"
-    return UnknownBackendError(f"no backend is called {name!r}", where=f"backend={name!r}", fix=fix)
+    return UnknownBackendError(
+        f"backend {name!r} is not supported", where=f"backend={name!r}", fix=fix
+    )
 
 
 def _build(name: str, target: str) -> BackendConfig:

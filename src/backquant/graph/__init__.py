@@ -53,6 +53,7 @@ from backquant.graph.passes import Breach, contract, graph_pass, run_pass
 from backquant.graph.provenance import Provenance
 from backquant.graph.queries import (
     GraphIndex,
+    NodeInfo,
     OperatorKey,
     known_types,
     node_arguments,
@@ -81,6 +82,7 @@ __all__ = [
     "GraphIndex",
     "ModeValue",
     "NamePool",
+    "NodeInfo",
     "OperatorKey",
     "Provenance",
     "Scope",

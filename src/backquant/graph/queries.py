@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -26,6 +26,17 @@ class OperatorKey:
 
     kind: Literal["module", "function", "method"]
     op: Any
+
+
+class NodeInfo(NamedTuple):
+    """What a node calls, and how: PyTorch's key for tables of nodes.
+
+    >>> NodeInfo("call_function", torch.relu) in {NodeInfo("call_function", torch.relu): "float"}
+    True
+    """
+
+    op: str
+    target: fx.node.Target
 
 
 def operator_key(node: fx.Node, modules: dict[str, nn.Module]) -> OperatorKey | None:

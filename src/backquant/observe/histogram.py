@@ -48,6 +48,10 @@ class HistogramObserver(UniformQuantizationObserverBase):
     bit. Memory is bounded by the grid (65,280 bins of 28 bytes for 2048) and 65,536 values that wait
     to be put into bins; normal activations fill some thousand bins.
 
+    ``histogram`` reads the state as PyTorch's attribute does: how many values lie in each of ``bins`` equal
+    parts between ``min_val`` and ``max_val`` (float32 ``[bins]``); their sum is exact, and values of one bin
+    of the grid are spread over the parts that it touches.
+
     NaN and infinite values are left out; ``ignored`` says how many there were.
 
     A ``state_dict`` of PyTorch's observer loads: its ``histogram`` stays as it is, and qparams are those of
@@ -57,6 +61,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
     >>> _ = observer(torch.linspace(0, 2.55, 1000))
     >>> observer.calculate_qparams()
     (tensor([0.0100]), tensor([0], dtype=torch.int32))
+    >>> observer.histogram.shape, int(observer.histogram.sum())
+    (torch.Size([2048]), 1000)
     """
 
     # Buffers whose tensors are replaced, never written into: undoing a batch needs no copies of them.
@@ -68,7 +74,6 @@ class HistogramObserver(UniformQuantizationObserverBase):
     bin_count: Tensor
     bin_first: Tensor
     bin_second: Tensor
-    histogram: Tensor | None
 
     def __init__(  # the signature is PyTorch's
         self,
@@ -106,7 +111,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self.mantissa_bits = max(0, min(10, (max(bins, 1) - 1).bit_length() - 4))
         self.register_buffer("min_val", torch.tensor(float("inf"), **made))
         self.register_buffer("max_val", torch.tensor(float("-inf"), **made))
-        self.register_buffer(_OF_TORCH, None)
+        self._buffers[_OF_TORCH] = None  # under this name the state is read, too
         for name, integer in _BUFFERS.items():
             self.register_buffer(name, torch.empty(0, dtype=integer, device=made.get("device")))
         check_reduced_symmetric(self)
@@ -119,6 +124,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
             self._settle()
         elif name in _EXTREMES:
             self._widen_by_waiting()
+        elif name == _OF_TORCH and not self.is_of_torch:
+            return self._evenly()
         return super().__getattr__(name)
 
     @property
@@ -145,10 +152,11 @@ class HistogramObserver(UniformQuantizationObserverBase):
         low, high = self.min_val.item(), self.max_val.item()
         if not low < high:
             return self._calculate_qparams(self.min_val, self.max_val)
-        if self.histogram is not None:
+        theirs = self._buffers[_OF_TORCH]
+        if theirs is not None:
             levels = 1 << torch.iinfo(self.dtype).bits
             return self._calculate_qparams(
-                *torchs_range(self.histogram, self.min_val, self.max_val, levels)
+                *torchs_range(theirs, self.min_val, self.max_val, levels)
             )
         target, eps = self.quant_range, self.eps.item()
         found = best_range(self.state.spread(self.mantissa_bits, low, high), target, eps)
@@ -166,7 +174,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self._set_bins(Bins(*(self._buffers[name].new_empty(0) for name in _BUFFERS)))  # type: ignore[union-attr]
 
     def _refuse_torchs(self) -> None:
-        if self._buffers[_OF_TORCH] is not None:
+        if self.is_of_torch:
             raise CalibrationError(
                 "this histogram was measured by torch.ao, whose bins say how many values they held, "
                 "not which: nothing can be added to it",
@@ -174,6 +182,18 @@ class HistogramObserver(UniformQuantizationObserverBase):
                 fix="backquant.convert_fx(prepared), as it is; or observer.reset_min_max_vals() for each "
                 "observer, and calibrate anew",
             )
+
+    def _evenly(self) -> Tensor:
+        low, high = self.min_val.item(), self.max_val.item()
+        if not low <= high:
+            return torch.zeros(self.bins)
+        spread = self.state.spread(self.mantissa_bits, low, high)
+        return torch.from_numpy(spread.counts(self.bins, low, high)).to(self.min_val)
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether the histogram is one that PyTorch measured."""
+        return self._buffers[_OF_TORCH] is not None
 
     def _bins(self) -> Bins:
         return Bins(*(self._buffers[name] for name in _BUFFERS))  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ class CalculatedOnce:
 
 def _is_here(observer: HistogramObserver) -> bool:
     low, high = observer.min_val, observer.max_val
-    counted_here = low.device.type == "cpu" and observer.histogram is None
+    counted_here = low.device.type == "cpu" and not observer.is_of_torch
     return counted_here and low.item() < high.item()
 
 

@@ -20,7 +20,7 @@ from backquant.backend_config import (
 )
 from backquant.backend_config.registry import Backend, resolve_backend
 from backquant.dtypes import quantize_bounds
-from backquant.errors import ConfigError
+from backquant.errors import ConfigError, UnknownBackendError
 from backquant.observe import (
     FixedQParamsFakeQuantize,
     FixedQParamsObserver,
@@ -43,7 +43,7 @@ def get_default_qconfig(backend: Backend = "x86", version: int = 0) -> QConfig:
     HistogramObserver.with_args(reduce_range=True)
     """
     _check_version(version, (0,))
-    return ptq_qconfig(_defaults(resolve_backend(backend, ConfigError)))
+    return ptq_qconfig(_defaults(resolve_backend(backend, UnknownBackendError)))
 
 
 def get_default_qat_qconfig(backend: Backend = "x86", version: int = 1) -> QConfig:
@@ -56,7 +56,9 @@ def get_default_qat_qconfig(backend: Backend = "x86", version: int = 1) -> QConf
     255
     """
     _check_version(version, (0, 1))
-    return qat_qconfig(_defaults(resolve_backend(backend, ConfigError)).for_qat_version(version))
+    return qat_qconfig(
+        _defaults(resolve_backend(backend, UnknownBackendError)).for_qat_version(version)
+    )
 
 
 def get_default_qconfig_mapping(backend: Backend = "x86", version: int = 0) -> QConfigMapping:
@@ -70,7 +72,7 @@ def get_default_qconfig_mapping(backend: Backend = "x86", version: int = 0) -> Q
 quant_min=0, quant_max=255)
     """
     _check_version(version, (0,))
-    config = resolve_backend(backend, ConfigError)
+    config = resolve_backend(backend, UnknownBackendError)
     defaults = _defaults(config)
     mapping = QConfigMapping().set_global(ptq_qconfig(defaults))
     for override in _everywhere(defaults):
@@ -94,7 +96,7 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
     'FixedQParamsFakeQuantize'
     """
     _check_version(version, (0, 1))
-    config = resolve_backend(backend, ConfigError)
+    config = resolve_backend(backend, UnknownBackendError)
     defaults = _defaults(config).for_qat_version(version)
     mapping = QConfigMapping().set_global(qat_qconfig(defaults))
     for override in _everywhere(defaults):

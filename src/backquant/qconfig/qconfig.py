@@ -23,7 +23,8 @@ class QConfig(_Pair):
 
     Each is called once per observed tensor, so it is a class, or ``Observer.with_args(...)``, or
     any callable that returns a new observer, but not an observer itself. ``torch.nn.Identity`` leaves the
-    tensor unquantized. Raises ConfigError for an instance or something that cannot be called.
+    tensor unquantized. Raises ConfigError for an instance; what cannot be called is refused where an observer
+    is made of it.
 
     >>> from backquant.observe import HistogramObserver, default_weight_observer
     >>> QConfig(activation=HistogramObserver, weight=default_weight_observer).weight().dtype
@@ -85,12 +86,6 @@ def _check_factory(role: str, factory: Any) -> None:
             f"QConfig got an instance of {name} as {role}; it makes an observer per tensor",
             where=f"QConfig({role}={name}(...))",
             fix=f"{role}={name}, or {role}={name}.with_args(...) to set its arguments",
-        )
-    if factory is not None and not callable(factory):
-        raise ConfigError(
-            f"QConfig got {factory!r} as {role}, which makes no observer",
-            where=f"QConfig({role}={factory!r})",
-            fix=f"{role}=MinMaxObserver.with_args(...)",
         )
 
 

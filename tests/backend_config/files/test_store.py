@@ -159,7 +159,7 @@ def test_cycles(write):
 @pytest.mark.parametrize(
     ("extends", "message", "fix"),
     [
-        ("x68", "no backend is called 'x68'", "did you mean 'x86'?"),
+        ("x68", "backend 'x68' is not supported", "did you mean 'x86'?"),
         ("gone.yaml", "gone.yaml: no such file", "files there: child.yaml"),
         ("dir/x", "dir/x: a spec file ends in .yaml", "x.yaml"),
     ],
