@@ -12,13 +12,12 @@ on the installed torch's own ``torch.ao``, and whose own body names neither ``to
 
 Each outcome is written as soon as it is known, to ``DIR/ours.jsonl`` and ``DIR/torch_ao.jsonl``. A test that
 stands there is not run again: a run that was cut off goes on, and one may run in pieces. ``--again`` runs
-what did not pass anew.
+anew what failed: the last outcome counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -81,12 +80,6 @@ def _edited(text: str) -> str:
     return with_prefix(without_torchscript(text))
 
 
-def _forget(path: Path, select: str) -> None:
-    """Drop the outcomes that are no pass, of tests with ``select`` in the name, for another run."""
-    kept = [o for o in read(path).values() if o["outcome"] != "failed" or select not in o["test"]]
-    path.write_text("".join(json.dumps(outcome) + "\n" for outcome in kept))
-
-
 def main() -> None:
     """Run what is missing on both, and print the counts; ``--report`` writes them into a page."""
     parser = argparse.ArgumentParser(
@@ -102,8 +95,7 @@ def main() -> None:
     sources = [options.folder.resolve() / name for name in _FILES]
     options.results.mkdir(parents=True, exist_ok=True)
     ours, theirs = (options.results / name for name in ("ours.jsonl", "torch_ao.jsonl"))
-    if options.again:
-        _forget(ours, options.select)
+    os.environ["TORCH_OWN_AGAIN"] = "failed" if options.again else ""
     run(sources, ours, options.select, options.jobs, by_prefix=True)
     if not read(ours).keys() <= read(theirs).keys():
         run(sources, theirs, options.select, options.jobs, by_prefix=False)

@@ -105,6 +105,13 @@ def test_a_test_that_has_an_outcome_is_not_run_again_and_parts_share_the_rest(
         recorder.pytest_collection_modifyitems(items)
         shared.append([item.nodeid[-1] for item in items])
     assert shared == [["b", "d"], ["c"]]
+    results.write_text(json.dumps(_outcome("T.test_a", "failed")) + "\n")
+    for again, count in (("", 0), ("failed", 1)):
+        monkeypatch.setenv("TORCH_OWN_AGAIN", again)
+        items = [SimpleNamespace(cls=object, nodeid="file.py::T::test_a")]
+        monkeypatch.setenv("TORCH_OWN_PART", "0 1")
+        recorder.pytest_collection_modifyitems(items)
+        assert len(items) == count
 
 
 def test_judged_is_what_torch_ao_passes_and_each_failure_has_its_reason(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 ``TORCH_OWN_BASE`` is the file that stands for ``torch.testing._internal.common_quantization``, on whose
 helpers the tests call ``prepare_fx`` and ``convert_fx``: the installed one with the same edits.
 ``TORCH_OWN_PART`` is two numbers: which part of the tests this process runs, of how many.
+``TORCH_OWN_AGAIN`` is an outcome that counts as none.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Methods of classes that have no outcome yet, of this process's part."""
     part, parts = map(int, os.environ.get("TORCH_OWN_PART", "0 1").split())
     lines = _PATH.read_text().splitlines() if _PATH.is_file() else []
-    known = {json.loads(line)["test"] for line in lines}
+    outcomes = {outcome["test"]: outcome["outcome"] for outcome in map(json.loads, lines)}
+    again = os.environ.get("TORCH_OWN_AGAIN")
+    known = {test for test, outcome in outcomes.items() if outcome != again}
     methods = [item for item in items if item.cls is not None and _name(item.nodeid) not in known]
     items[:] = methods[part::parts]
 
