@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from backquant.errors import LeftOutError
 from backquant.nn.quantized.reference.module import bare
 
 _ScaledT = TypeVar("_ScaledT", bound="Scaled")
@@ -37,6 +38,14 @@ class Scaled(nn.Module):
     input_limits: tuple[tuple[int, int] | None, ...] = ()
     changes: int = 0
     compute: Callable[..., torch.Tensor]  # the result, saturated at the limits of its dtype
+
+    def __init__(self, *settings: Any, **others: Any) -> None:  # noqa: ARG002
+        name = type(self).__name__
+        raise LeftOutError(
+            f"a quantized {name} is made by conversion, not by itself",
+            where=f"nn.quantized.{name}",
+            fix="build the float module and quantize it: prepare_fx, calibrate, convert_fx",
+        )
 
     @property
     def scale(self) -> float:
