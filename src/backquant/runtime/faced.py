@@ -11,23 +11,19 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
-from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import fx, nn
 from torch.fx import GraphModule
 
 from backquant.errors import BackquantError, UsageError
 from backquant.graph import DeferredGraphModule, copied_graph, take_graph
-from backquant.nn.quantized.scaled import Scaled
 from backquant.runtime.packed_weights import PackedWeight
+from backquant.runtime.watched import TABLES, Watched
 
-_TABLES = ("_modules", "_parameters", "_buffers")
 _GENERATED = ("_code", "_lineno_map", "_prologue_start", "_tracer_cls", "_tracer_extras", "meta")
 _CODE = ("compilation", "_program")
-_OWN = frozenset({*_TABLES, *_GENERATED, *_CODE, "_graph", "_watched"})
+_OWN = frozenset({*TABLES, *_GENERATED, *_CODE, "_graph", "_watched"})
 
 
 class Faced(DeferredGraphModule):
@@ -48,7 +44,7 @@ class Faced(DeferredGraphModule):
         graph = copied_graph(graph_module.graph) if face is None else face.graph
         packed = {n: v for n, v in vars(shown).items() if isinstance(v, PackedWeight)}
         self.__dict__["_packed_weights"] = packed
-        tables = {table: vars(shown)[table] for table in _TABLES}
+        tables = {table: vars(shown)[table] for table in TABLES}
         self._show(graph_module, graph, tables, with_tensors=face is not None)
 
     def _show(
@@ -106,7 +102,7 @@ class Faced(DeferredGraphModule):
         state = {name: value for name, value in self.__dict__.items() if name not in _OWN}
         is_same = self._watched.is_same()
         if self._watched.with_tensors or not is_same:
-            shown = {name: self.__dict__[name] for name in (*_TABLES, "_graph")}
+            shown = {name: self.__dict__[name] for name in (*TABLES, "_graph")}
             state["_shown"] = {**shown, "is_same": is_same}
         return state
 
@@ -118,65 +114,7 @@ class Faced(DeferredGraphModule):
         if shown is None:
             self._begin_face(state["graph_module"])
             return
-        tables = {table: shown[table] for table in _TABLES}
+        tables = {table: shown[table] for table in TABLES}
         graph = copied_graph(shown["_graph"])
         self._show(state["graph_module"], graph, tables, with_tensors=True)
         self._watched.is_void = not shown["is_same"]
-
-
-class Watched:
-    """What a graph module was like at the beginning.
-
-    ``with_tensors``: parameters, buffers and hooks, too, where the graph module that runs has modules of its
-    own. ``is_void``: it was another one before.
-    """
-
-    def __init__(self, model: fx.GraphModule, *, with_tensors: bool) -> None:
-        self.with_tensors = with_tensors
-        self._nodes = _contents(model.graph)
-        self.has_same_graph, self.is_void = True, False
-        self._look_at_modules(model)
-
-    def _look_at_modules(self, model: nn.Module) -> None:
-        parts = [*model.modules()]
-        tables = _TABLES if self.with_tensors else ("_modules",)
-        self._tables = [vars(part)[name] for part in parts for name in tables if vars(part)[name]]
-        hooked = parts[1:] if self.with_tensors else ()
-        self._hooks = [h for part in hooked for h in (part._forward_hooks, part._forward_pre_hooks)]
-        self._scaled = [part for part in hooked if isinstance(part, Scaled)]
-        # by a call of C, here and in each call of the model
-        held = [*chain.from_iterable(map(dict.values, self._tables))]
-        self._tensors = [value for value in held if isinstance(value, torch.Tensor)]
-        self._ids, self._numbers = [*map(id, held)], [*map(_version, self._tensors)]
-        self._changes = [*map(_changes, self._scaled)]
-
-    def renew(self, model: nn.Module, *, is_same: bool) -> None:
-        """Look again, after all tensors were changed here and in what runs. ``is_same``: before that."""
-        self.is_void = self.is_void or (self.has_same_graph and not is_same)
-        self._look_at_modules(model)
-
-    def look_at(self, graph: fx.Graph) -> None:
-        """Note whether ``graph`` is as it was."""
-        self.has_same_graph = _contents(graph) == self._nodes
-
-    def is_same(self) -> bool:
-        """Whether graph, modules and tensors are the same."""
-        return (
-            self.has_same_graph
-            and not self.is_void
-            and [*map(id, chain.from_iterable(map(dict.values, self._tables)))] == self._ids
-            and [*map(_version, self._tensors)] == self._numbers
-            and [*map(_changes, self._scaled)] == self._changes
-        )
-
-    def is_unchanged(self) -> bool:
-        """Whether it is the same, and nobody looks at a module."""
-        return not any(self._hooks) and self.is_same()
-
-
-_changes = attrgetter("changes")
-_version = attrgetter("_version")
-
-
-def _contents(graph: fx.Graph) -> list[tuple[Any, ...]]:
-    return [(node, node.op, node.target, node.args, node.kwargs) for node in graph.nodes]

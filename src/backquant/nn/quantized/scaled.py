@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from backquant.errors import LeftOutError
+from backquant.nn.quantized.counted import changed
 from backquant.nn.quantized.reference.module import bare
 
 _ScaledT = TypeVar("_ScaledT", bound="Scaled")
@@ -62,9 +63,10 @@ class Scaled(nn.Module):
             dtype = torch.float64 if name == "scale" else torch.int64
             self._buffers[name] = torch.as_tensor(value, dtype=dtype)
             return
+        super().__setattr__(name, value)
         if name != "training":
             self.__dict__["changes"] = self.changes + 1
-        super().__setattr__(name, value)
+            changed()
 
     def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         """Quantized inputs, within the limits; a quantized result."""
