@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,3 +151,59 @@ def test_the_graph_is_that_of_torch_and_gives_the_bits_of_the_call(case: str, ba
         assert torch.equal(fx.Interpreter(quantized).run(x), quantized(x))
     if not _saturates(quantized):
         assert _words(quantized) == _words(_torchs(model, backend, batches))
+
+
+def _with_sine(model: bq.QuantizedModel) -> bq.QuantizedModel:
+    """``model`` with a function of floats after its first layer."""
+    layer = next(node for node in model.graph.nodes if node.op == "call_module")
+    with model.graph.inserting_after(layer):
+        sine = model.graph.call_function(torch.sin, (layer,))
+    layer.replace_all_uses_with(sine, delete_user_cb=lambda user: user is not sine)
+    model.recompile()
+    return model
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_operator_of_floats_that_reads_integers_is_named(tmp_path: Path, stored: bool) -> None:
+    batches = _batches(IMAGES)
+    model = _ours(CASES["ConvReLU2d"][0]().eval(), "qnnpack", batches)
+    if stored:  # its graph has kernels, on plain integers
+        bq.save(model, tmp_path / "model.bq")
+        model = bq.load(tmp_path / "model.bq")
+    with pytest.raises(
+        bq.UsageError, match="`sin` is an operator of floats, and reads the integers"
+    ):
+        _with_sine(model)(batches[0])
+
+
+def test_changes_of_what_is_shown_are_seen() -> None:
+    """Whatever way it is changed: by an attribute, in place, in a table, by a hook."""
+    batches = _batches(ROWS)
+    model = _ours(CASES["LinearReLU"][0]().eval(), "qnnpack", batches)
+    expected, layer = model(batches[0]), model.get_submodule("2")
+    changes: list[Callable[[nn.Module], object]] = [
+        lambda m: setattr(m, "scale", 9.0),
+        lambda m: m.bias().add_(9.0),  # type: ignore[operator]
+        lambda m: m._buffers["weight"].zero_(),  # type: ignore[union-attr]
+        lambda m: m._buffers.update(scale=torch.tensor(9.0)),
+        lambda m: m.register_buffer("bias", torch.full((3,), 9.0)),
+        lambda m: m.register_forward_pre_hook(lambda *_: None),
+    ]
+    for change in changes:
+        changed = copy.deepcopy(model)
+        assert changed._is_unchanged()
+        change(changed.get_submodule("2"))
+        assert not changed._is_unchanged()
+    assert model._is_unchanged() and torch.equal(model(batches[0]), expected)
+    hook = layer.register_forward_hook(lambda *_: None)
+    assert not model._is_unchanged()
+    hook.remove()
+    assert model._is_unchanged()
+
+
+def test_a_model_that_was_quantized_in_inference_mode_runs() -> None:
+    batches = _batches(ROWS)
+    with torch.inference_mode():
+        model = _ours(CASES["LinearReLU"][0]().eval(), "qnnpack", batches)
+        expected = model(batches[0])
+    assert torch.equal(model(batches[0]), expected)

@@ -83,20 +83,20 @@ def _matched(
         found.append((slot, state[key]))
         if slot.group:
             by_group.setdefault((slot.group, slot.kind), state[key])
-    missing = []
+    missing: dict[tuple[str, Kind], str] = {}
     for slot in open_slots:
         value = by_group.get((slot.group, slot.kind))
         if value is not None:
             found.append((slot, value))
-        elif not slot.kept:
-            missing.append(slot.key)
+        elif not slot.kept:  # of a group the first one, from which the others follow
+            missing.setdefault((slot.group or slot.key, slot.kind), slot.key)
     owners = {slot.key.rpartition(".")[0] for slot in slots if slot.path}
     unexpected = [
         key
         for key, value in state.items()
         if key not in used and not _is_unread(key, value, owners, used)
     ]
-    return found, missing, unexpected
+    return found, [*missing.values()], unexpected
 
 
 def _is_unread(key: str, value: torch.Tensor, owners: set[str], used: set[str]) -> bool:

@@ -275,6 +275,20 @@ def _engine_keys(start: str, module: nn.Module, name: str) -> Iterator[str]:
         yield f"{start.removesuffix('activation_post_process.')}{name}"
 
 
-def values_of(slots: list[Slot]) -> Mapping[str, Any]:
-    """The ``state_dict`` that these slots are."""
-    return {slot.key: slot.value for slot in slots}
+def values_of(slots: list[Slot], shown: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
+    """The ``state_dict`` that these slots are.
+
+    ``shown``: that of the model in PyTorch's dialect. Its values are those of its reader, who may have
+    changed them; a number that it lacks, and that follows from another one or is fixed, has no key.
+    """
+    if shown is None:
+        return {slot.key: slot.value for slot in slots}
+    groups = {slot.group for slot in slots if slot.key in shown}
+    found: dict[str, Any] = {}
+    for slot in slots:
+        if slot.key in shown:
+            value = shown[slot.key]
+            found[slot.key] = value if slot.path else value.to(slot.value.dtype)
+        elif slot.path or not (slot.kept or slot.group in groups):
+            found[slot.key] = slot.value
+    return found

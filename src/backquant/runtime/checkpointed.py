@@ -34,6 +34,10 @@ class Checkpointed(nn.Module):
         """Become ``other``, a model lowered for the same engine."""
         raise NotImplementedError
 
+    def _shows_tensors(self) -> bool:
+        """Whether what is shown has tensors of its own, by PyTorch's names."""
+        raise NotImplementedError
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """PyTorch's keys and plain tensors: ``conv.weight`` (integers), ``conv.weight_scale``,
         ``conv.weight_zero_point``, ``conv.bias``, ``conv.scale``, ``conv.zero_point``."""
@@ -42,7 +46,8 @@ class Checkpointed(nn.Module):
         destination = kwargs.get("destination", args[0] if args else None)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         found = OrderedDict() if destination is None else destination
-        for key, value in values_of(slots_of(self.origin.reference)).items():
+        shown = super().state_dict() if self._shows_tensors() else None
+        for key, value in values_of(slots_of(self.origin.reference), shown).items():
             found[prefix + key] = value if kwargs.get("keep_vars") else value.detach()
         return found
 

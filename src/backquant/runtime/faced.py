@@ -16,8 +16,9 @@ from typing import Any
 from torch import fx, nn
 from torch.fx import GraphModule
 
-from backquant.errors import BackquantError, UsageError
+from backquant.errors import BackquantError
 from backquant.graph import DeferredGraphModule, copied_graph, take_graph
+from backquant.runtime.edited import check_reads, edited_failure
 from backquant.runtime.packed_weights import PackedWeight
 from backquant.runtime.watched import TABLES, Watched
 
@@ -84,17 +85,15 @@ class Faced(DeferredGraphModule):
     def _literally(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph as it stands."""
         _ = self.code
+        if not self._watched.with_tensors:
+            check_reads(self, self._watched.nodes())
         run: Callable[..., Any] = type(self)._as_written  # type: ignore[attr-defined]
         try:
             return run(self, *args, **kwargs)
         except BackquantError:
             raise
         except Exception as error:
-            raise UsageError(
-                f"the graph, as it was edited, fails: {error}",
-                where="QuantizedModel.graph",
-                fix="quantized.graph.print_tabular() shows what each operator gets",
-            ) from error
+            raise edited_failure(error, self) from error
 
     def _held(self) -> dict[str, Any]:
         """The attributes, without code and what the graph generates; with what is shown, where that is not

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.errors import ArtifactError, BackquantError, EngineError, InputError
+from backquant.errors import ArtifactError, BackquantError, EngineError, InputError, UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.runtime.interpreted import traced
 
@@ -37,7 +37,11 @@ def failed_call(
     needed = "" if example is None else _told(example.args, example.kwargs)
     words = error.what if isinstance(error, BackquantError) else sentence(error)
     words = words[:_LONGEST]
-    if source and given == needed and not isinstance(error, (ArtifactError, EngineError)):
+    if (
+        source
+        and given == needed
+        and not isinstance(error, (ArtifactError, EngineError, UsageError))
+    ):
         return ArtifactError(
             f"the graph in the file cannot run: {words}",
             where=f"{source}, called with {given}",

@@ -105,6 +105,9 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         interface = None if self.record.inputs else self.interface
         self.replays = None if slow or self._is_plain else Replays(self.graph_module, interface)
 
+    def _shows_tensors(self) -> bool:
+        return self._watched.with_tensors
+
     def _take_over(self, other: QuantizedModel) -> None:
         adopt(self.graph_module, other.graph_module)
         self.record, self.origin = other.record, other.origin

@@ -74,6 +74,10 @@ class Watched:
         """Note whether ``graph`` is as it was."""
         self.has_same_graph = _contents(graph) == self._nodes
 
+    def nodes(self) -> set[fx.Node]:
+        """The nodes that were there at the beginning."""
+        return {node for node, *_ in self._nodes}
+
     def is_same(self) -> bool:
         """Whether graph, modules and tensors are the same."""
         return (
