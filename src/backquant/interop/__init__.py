@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from backquant.interop.torch_ao import from_torch_ao, to_torch_ao
-from backquant.interop.torch_ao_calibration import with_torch_ao_calibration
 from backquant.interop.torchao import as_quantizer
 from backquant.interop.transformers import as_generator, decoder_inputs
 
@@ -13,5 +12,4 @@ __all__ = [
     "decoder_inputs",
     "from_torch_ao",
     "to_torch_ao",
-    "with_torch_ao_calibration",
 ]

@@ -110,7 +110,7 @@ def _no_module(module: Any) -> None:
             "a model is not converted, its calibration is",
             where=type(module).__name__,
             fix="prepared = backquant.prepare_fx(float_model, mapping, example_inputs); "
-            "backquant.interop.with_torch_ao_calibration(prepared, calibrated)",
+            "prepared.load_state_dict(calibrated.state_dict())",
         )
     raise UsageError(
         "classes and factories are converted, modules are not",
