@@ -32,14 +32,6 @@ class Finding:
         where = f"{self.path}:{self.line}" if self.line else self.path
         return f"{where}: {self.what} ({self.kind})\n  why  {self.why}\n  how  {self.how}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, for JSON.
-
-        >>> Finding("a.py", 3, 0, "engine", "x", "y", "z").to_dict()["line"]
-        3
-        """
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class FileResult:
@@ -69,11 +61,7 @@ class FileResult:
         return any(finding.holds for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Path, what happened, and the number of findings, for JSON.
-
-        >>> FileResult("a.py", "x\\n", "x\\n").to_dict()["changed"]
-        False
-        """
+        """Path, what happened, and the number of findings, for JSON."""
         return {
             "path": self.path,
             "changed": self.changed,

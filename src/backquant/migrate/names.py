@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from backquant.ao.left_out import GROUPS, Group
 from backquant.ao.table import table
 
-#: Older spellings of packages, longest first; what was migrated before is read as it was.
-_ALIASES: tuple[tuple[str, str], ...] = (
-    ("torch.quantization._numeric_suite_fx", "torch.ao.ns._numeric_suite_fx"),
-    ("torch.quantization._numeric_suite", "torch.ao.ns._numeric_suite"),
-    ("torch.nn.quantized._reference", "torch.ao.nn.quantized.reference"),
-    ("torch.nn.quantizable", "torch.ao.nn.quantizable"),
-    ("torch.nn.intrinsic", "torch.ao.nn.intrinsic"),
-    ("torch.nn.quantized", "torch.ao.nn.quantized"),
-    ("torch.quantization", "torch.ao.quantization"),
-    ("torch.nn.qat", "torch.ao.nn.qat"),
-    ("backquant.ao", "torch.ao"),
+#: Older spellings of packages; what was migrated before is read as it was.
+_ALIASES = (
+    (r"torch\.quantization\.(?=_numeric_suite)", "torch.ao.ns."),
+    (r"torch\.nn\.quantized\._reference\b", "torch.ao.nn.quantized.reference"),
+    (r"torch\.(?=(quantization|nn\.(quantizable|intrinsic|quantized|qat))\b)", "torch.ao."),
+    (r"backquant\.ao\b", "torch.ao"),
 )
 _ENGINE = Group(
     "engine",
@@ -47,8 +44,7 @@ def canonical(path: str) -> str:
     ('torch.ao.quantization.QConfig', 'torch.ao.nn.qat')
     """
     for old, new in _ALIASES:
-        if path == old or path.startswith(old + "."):
-            return new + path[len(old) :]
+        path = re.sub(f"^{old}", new, path)
     return path
 
 

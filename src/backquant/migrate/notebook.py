@@ -11,6 +11,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 from backquant.migrate.finding import FileResult, Finding
@@ -120,18 +122,12 @@ def _in_cell(finding: Finding, joined: str) -> Finding:
 
 def _writer(notebook: Any, text: str) -> Callable[[Any], str] | None:
     """The way of writing that gives the file's text; None when no usual one does."""
-    for indent in (1, 2, 4, None):
-        for ascii_only in (False, True):
-            for end in ("\n", ""):
-
-                def write(
-                    value: Any,
-                    indent: int | None = indent,
-                    ascii_only: bool = ascii_only,
-                    end: str = end,
-                ) -> str:
-                    return json.dumps(value, indent=indent, ensure_ascii=ascii_only) + end
-
-                if write(notebook) == text:
-                    return write
+    for indent, ascii_only, end in product((1, 2, 4, None), (False, True), ("\n", "")):
+        write = partial(_written, indent=indent, ensure_ascii=ascii_only, end=end)
+        if write(notebook) == text:
+            return write
     return None
+
+
+def _written(notebook: Any, *, end: str, **layout: Any) -> str:
+    return json.dumps(notebook, **layout) + end

@@ -72,7 +72,7 @@ class Migration:
                 "needs_person": len(self.findings),
             },
             "files": [result.to_dict() for result in notable],
-            "needs_person": [finding.to_dict() for finding in self.findings],
+            "needs_person": [dict(vars(finding)) for finding in self.findings],
         }
 
 
