@@ -11,12 +11,12 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import fx, nn
 from torch.fx import GraphModule
 
-from backquant.errors import BackquantError
+from backquant.errors import BackquantError, UsageError
 from backquant.graph import DeferredGraphModule, copied_graph, take_graph
 from backquant.runtime.edited import check_reads, edited_failure
 from backquant.runtime.packed_weights import PackedWeight
@@ -94,6 +94,15 @@ class Faced(DeferredGraphModule):
             raise
         except Exception as error:
             raise edited_failure(error, self) from error
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse ``torch.jit.script``, which asks for this first. Raises UsageError."""
+        raise UsageError(
+            "a quantized model has no TorchScript",
+            where="called under torch.jit.script",
+            fix="backquant.save(quantized, path) stores it, quantized.compile() makes it faster, and "
+            "backquant.export(quantized, path) takes it elsewhere",
+        )
 
     def _held(self) -> dict[str, Any]:
         """The attributes, without code and what the graph generates; with what is shown, where that is not

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from backquant.errors import LeftOutError
+from backquant.errors import LeftOutError, UsageError
+from backquant.graph.watched import stand_ins
 from backquant.nn.quantized.counted import changed
 from backquant.nn.quantized.reference.module import bare
 
@@ -69,7 +70,13 @@ class Scaled(nn.Module):
             changed()
 
     def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        """Quantized inputs, within the limits; a quantized result."""
+        """Quantized inputs, within the limits; a quantized result. Raises ``UsageError`` in an export."""
+        if type(x) is not torch.Tensor and isinstance(x, torch.Tensor) and stand_ins():
+            raise UsageError(
+                "quantized layers run on data, and are not traced",
+                where=f"{self._get_name()}, under {stand_ins()}",
+                fix="backquant.export(quantized, path), or quantized.compile()",
+            )
         inputs = [x, *others]
         for i, limits in enumerate(self.input_limits):
             if limits is not None:
