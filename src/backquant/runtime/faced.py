@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from backquant.errors import BackquantError, UsageError
 from backquant.graph import DeferredGraphModule, copied_graph, take_graph
 from backquant.runtime.edited import check_reads, edited_failure
+from backquant.runtime.interpreted import traced
 from backquant.runtime.packed_weights import PackedWeight
 from backquant.runtime.watched import TABLES, Watched
 
@@ -60,6 +61,21 @@ class Faced(DeferredGraphModule):
     def __getattr__(self, name: str) -> Any:
         packed = self.__dict__.get("_packed_weights", {})
         return packed[name].packed() if name in packed else super().__getattr__(name)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph. ``torch.export`` asks for it to run it on tensors without values: raises ``UsageError``,
+        with what can be exported instead, where there are kernels."""
+        if torch.compiler.is_exporting() and self._has_kernels():
+            raise traced("torch.export")
+        return super().graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]
+
+    def _has_kernels(self) -> bool:
+        return False
 
     def _dialect(self) -> GraphModule | None:
         """What is shown in place of ``graph_module``."""

@@ -72,6 +72,13 @@ def traced(by: str) -> UsageError:
             where="called within a transform of torch.func",
             fix="call it outside of grad, jvp and vmap, with the batch as its first dimension",
         )
+    if by == "torch.export":
+        return UsageError(
+            "kernels are not exported: torch.export runs models on tensors without values",
+            where="called by torch.export, or by torch.onnx.export",
+            fix='backquant.export(quantized, "model.onnx"), with a model quantized for a backend that has a\n'
+            'target, such as backend="onnxruntime": that one torch.export and torch.onnx.export take, too',
+        )
     return UsageError(
         "a lowered model runs on data, and is not traced",
         where=f"called under {by}",

@@ -117,6 +117,9 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         self._begin_face(other.graph_module, face)
         self._begin_replays()
 
+    def _has_kernels(self) -> bool:
+        return self.engine is not None
+
     @property
     def plan(self) -> Plan:
         """The decision for each operator."""
