@@ -1,4 +1,4 @@
-"""A quantized model that is handed to PyTorch's own exporters and compiler: what it becomes, or what to do."""
+"""A quantized model, handed to PyTorch's own exporters and compiler: what it becomes, or what to do."""
 
 from __future__ import annotations
 
