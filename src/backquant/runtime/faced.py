@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
 from torch import fx, nn
 from torch.fx import GraphModule
 
