@@ -38,7 +38,7 @@ ELSEWHERE = {
     "docs/distributed.md": {"test_ranks": [0]},
     "docs/dynamic.md": {"test_dynamic": [0]},
     "docs/extending.md": {"tests/examples": [*range(8)]},
-    "docs/migrating.md": {"tests/migrate": [0, 1, 2, 3]},
+    "docs/migrating.md": {"tests/migrate": [0, 1, 2]},
     "docs/patterns.md": {"test_patterns": [*range(5)]},
     "docs/qat.md": {"test_qat": [0, 1]},
     "docs/vendors.md": {"test_vendors": [0, 1, 2]},
