@@ -4,6 +4,7 @@
     python tools/fuzz_artifact.py --count 50000 --log run.txt            # each outcome, a line
     python tools/fuzz_artifact.py --count 50000 --log run.txt --resume   # goes on where it was ended
     python tools/fuzz_artifact.py --seed 7 --only 1234      # one mutant again, with what it raised
+    python tools/fuzz_artifact.py --names --count 50000     # names are spelled otherwise: fuzz_names.py
 
 A process tries ``BATCH`` mutants, one after the other; one that is no good is tried again in a process of its
 own, and the rest goes on in a new one. The description of the backend is read once for each of its texts.
@@ -17,7 +18,9 @@ those of the model, memory and time are limited.
 Outcomes: equal, other numbers, refused by ``load``, an error of ours by the call. Anything else is a defect,
 and the exit status 1: a signal, a change of a guard tensor, a raw error, an error that does not say that it
 is the file's, more memory in ``load`` than twice the file and ``SPARE``, no end within ``--limit`` seconds;
-and with the old digests any outcome but a refusal or equal numbers.
+what is executed, compiled, opened to be written, started, connected to, or imported from beyond torch, its
+own packages and Python's (``watch.py``); and with the old digests any outcome but a refusal or equal numbers.
+Of a name that is spelled otherwise: other numbers, two modules that became one, memory of the call.
 """
 
 from __future__ import annotations
@@ -53,7 +56,10 @@ from backquant.artifact import store
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.artifact.functions import _all_torch_functions, _functions
 from backquant.errors import ArtifactError, BackquantError, EngineError
-from backquant.qconfig import float_qparams_weight_only_qconfig
+from backquant.qconfig import float_qparams_weight_only_qconfig, float_qparams_weight_only_qconfig_4bit
+
+import fuzz_names  # isort: skip
+from watch import Watch  # isort: skip
 
 OUTCOMES = ("equal", "other numbers", "refused", "error of the call")
 DEFECTS = ("raw error of load", "raw error of the call", "guard changed", "memory of load")
@@ -106,15 +112,33 @@ class Bags(nn.Module):
         return self.fc(y)[:, self.order].view(-1, 2, 2).transpose(1, 2)
 
 
+class Heads(nn.Module):
+    """Modules under names that Python reads as something else, and one under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(8, 8)
+        self.heads = nn.ModuleDict({name: nn.Linear(8, 4) for name in ("in", "\xb5", "\u03bc", "a b")})
+        self.first, self.second = shared, shared
+        self.codes = nn.Embedding(20, 8)
+
+    def forward(self, x: torch.Tensor, *, words: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.second(torch.relu(self.first(x))) + self.codes(words).mean(dim=1, keepdim=False)
+        return {name: head(y) * place for place, (name, head) in enumerate(self.heads.items())}
+
+
 @dataclass(frozen=True)
 class Seed:
-    """An artifact that is well, and what it gives. ``text``: the document as JSON."""
+    """An artifact that is well, and what it gives. ``text``: the document as JSON; ``modules``: how many it
+    has."""
 
     name: str
     text: str
     tensors: dict[str, torch.Tensor]
     inputs: tuple[torch.Tensor, ...]
-    wanted: torch.Tensor
+    named: dict[str, torch.Tensor]
+    wanted: Any
+    modules: int
 
 
 def seeds(folder: Path) -> Iterator[Seed]:
@@ -153,10 +177,41 @@ def seeds(folder: Path) -> Iterator[Seed]:
             yield _seed("attention", model, (x,), folder)
 
 
-def _seed(name: str, model: Any, inputs: tuple[torch.Tensor, ...], folder: Path) -> Seed:
+def named_seeds(folder: Path) -> Iterator[Seed]:
+    """Models with odd names, weights of four bits, and keywords."""
+    torch.manual_seed(1)
+    inputs = {"x": torch.randn(2, 8), "words": torch.randint(0, 20, (2, 5))}
+    four = QConfigMapping().set_global(default_dynamic_qconfig)
+    four.set_object_type(nn.Embedding, float_qparams_weight_only_qconfig_4bit)
+    model = backquant.quantize(Heads().eval(), inputs, backend="fbgemm", qconfig_mapping=four)
+    yield _seed("heads", model, (), folder, inputs)
+    model = backquant.quantize(
+        Heads().eval(), backend="x86", calibration=[inputs], capture="export"
+    )
+    yield _seed("exported heads", model, (), folder, inputs)
+    layer, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), torch.randn(2, 64)
+    model = backquant.quantize(layer.eval(), x, backend="x86_lowbit", weights="int4", group_size=32)
+    yield _seed("int4", model, (x,), folder)
+
+
+def _seed(
+    name: str,
+    model: Any,
+    inputs: tuple[torch.Tensor, ...],
+    folder: Path,
+    named: dict[str, torch.Tensor] | None = None,
+) -> Seed:
     backquant.save(model, folder / "seed.bq")
     document, tensors = read_file(folder / "seed.bq")
-    return Seed(name, json.dumps(document), tensors, inputs, model(*inputs))
+    named = named or {}
+    for _ in range(4):  # what is imported and made at the first use
+        wanted = backquant.load(folder / "seed.bq")(*inputs, **named)
+    modules = count_modules(backquant.load(folder / "seed.bq"))
+    return Seed(name, json.dumps(document), tensors, inputs, named, wanted, modules)
+
+
+def count_modules(model: Any) -> int:
+    return len(set(map(id, model.graph_module.modules())))
 
 
 # ---- mutations -----------------------------------------------------------------------------------
@@ -405,8 +460,8 @@ def mutant(seed: Seed, dice: random.Random, functions: list[str]) -> tuple[bytes
 # ---- running -------------------------------------------------------------------------------------
 
 
-def tried(seed: Seed, path: Path, told: bool) -> str:
-    """Load and call; the outcome."""
+def tried(seed: Seed, path: Path, told: bool, *, keeps_numbers: bool = False) -> str:
+    """Load and call; the outcome. ``keeps_numbers``: only names are not those that were saved."""
     guards = [torch.full((1024,), 90, dtype=torch.uint8) for _ in range(32)]
     before = begin_peak()
     try:
@@ -421,8 +476,15 @@ def tried(seed: Seed, path: Path, told: bool) -> str:
     if peak() - before > limit_of(path):
         return "memory of load"
     guards += [torch.full((1024,), 90, dtype=torch.uint8) for _ in range(32)]
+    if count_modules(model) < seed.modules and keeps_numbers:
+        return "modules became one"
     try:
-        results = [model(*(x.clone() for x in seed.inputs)) for _ in range(3)]
+        results = [
+            model(
+                *(x.clone() for x in seed.inputs), **{k: x.clone() for k, x in seed.named.items()}
+            )
+            for _ in range(3)
+        ]
         outcome = "equal" if all(_equal(one, seed.wanted) for one in results) else "other numbers"
     except BackquantError as error:
         # where the example that the file names was changed, the inputs may be called wrong
@@ -432,8 +494,11 @@ def tried(seed: Seed, path: Path, told: bool) -> str:
     except Exception:
         traceback.print_exc()
         outcome = "raw error of the call"
-    intact = all(bool((guard == 90).all()) for guard in guards)
-    return outcome if intact else "guard changed"
+    if not all(bool((guard == 90).all()) for guard in guards):
+        return "guard changed"
+    if keeps_numbers and outcome == "other numbers":
+        return "a name changed the numbers"
+    return "memory of the call" if keeps_numbers and peak() - before > limit_of(path) else outcome
 
 
 def begin_peak() -> int:
@@ -453,7 +518,10 @@ def limit_of(path: Path) -> int:
     return 2 * path.stat().st_size + SPARE
 
 
-def _equal(one: Any, two: torch.Tensor) -> bool:
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(two, dict):  # whose keys are texts of the file
+        same = isinstance(one, dict) and len(one) == len(two)
+        return same and all(map(_equal, one.values(), two.values()))
     return isinstance(one, torch.Tensor) and one.shape == two.shape and torch.equal(one, two)
 
 
@@ -465,11 +533,14 @@ class Trial:
     functions: list[str]
     folder: Path
     chosen: argparse.Namespace
+    watch: Watch
 
     def made(self, number: int) -> tuple[Seed, bytes, bool]:
         """The mutant of that number; whether its digests were computed again."""
         dice = random.Random(f"{self.chosen.seed}:{number}")
         seed = dice.choice(self.seeds)
+        if self.chosen.names:
+            return seed, fuzz_names.mutant(seed.text, seed.tensors, dice)[0], True
         return (seed, *mutant(seed, dice, self.functions))
 
     def outcome(self, number: int) -> tuple[str, bool]:
@@ -480,8 +551,12 @@ class Trial:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         end = int(usage.ru_utime + usage.ru_stime) + 1 + self.chosen.limit
         resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
-        found = tried(seed, path, self.chosen.only is not None)
-        return found, is_signed
+        signal.alarm(10 * self.chosen.limit)
+        self.watch.begin()
+        told = self.chosen.only is not None
+        outcome = tried(seed, path, told, keeps_numbers=self.chosen.names)
+        forbidden = self.watch.end()
+        return f"forbidden: {forbidden}" if forbidden else outcome, is_signed
 
     def batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, str, bool]]:
         """The outcomes of the first of ``numbers``, until one ends the process or is no good."""
@@ -499,7 +574,8 @@ class Trial:
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             ended = signal.Signals(os.WTERMSIG(status)).name
-            outcome = "no end" if ended in ("SIGXCPU", "SIGKILL") else f"signal {ended}"
+            is_endless = ended in ("SIGXCPU", "SIGKILL", "SIGALRM")
+            outcome = "no end" if is_endless else f"signal {ended}"
             yield numbers[done], outcome, self.made(numbers[done])[2]
 
     def _child(self, numbers: Sequence[int], writing: int) -> None:
@@ -507,6 +583,7 @@ class Trial:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
         if self.chosen.only is None:
             os.dup2(os.open(self.folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        self.watch.install()
         for number in numbers:
             outcome, is_signed = self.outcome(number)
             os.write(writing, f"{outcome},{is_signed}\n".encode())
@@ -521,7 +598,9 @@ def run(chosen: argparse.Namespace, say: Callable[[str], None] = print) -> Count
     functions = sorted({*_functions(), *_all_torch_functions(), *_known_holes()})
     store._config = cache_by_text(store._config)
     with tempfile.TemporaryDirectory() as name:
-        trial = Trial(list(seeds(Path(name))), functions, Path(name), chosen)
+        models = list(seeds(Path(name)))
+        models += named_seeds(Path(name)) if chosen.names else ()
+        trial = Trial(models, functions, Path(name), chosen, Watch())
         for seed in trial.seeds:
             store._config(json.loads(seed.text)["backend"], ())
         counts = _logged(chosen)
@@ -606,6 +685,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seconds", type=float, help="end after so many seconds")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--names", action="store_true", help="change names: fuzz_names.py")
     parser.add_argument("--only", type=int, help="number of one mutant")
     parser.add_argument("--limit", type=int, default=10, help="seconds of CPU for each")
     parser.add_argument("--log", type=Path, help="file for the outcome of each")

@@ -8,7 +8,6 @@ Nothing is built, and no tensor read, before a manifest has passed.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -19,6 +18,7 @@ from backquant.artifact.references import check_references
 from backquant.artifact.value_schema import Name, Path, TensorReference, Value
 from backquant.errors import ArtifactError
 from backquant.graph.example_spec import ExampleSpec
+from backquant.json_text import read_json
 from backquant.lower import EngineInfo, KernelUse
 from backquant.match.plan import Decision, Plan, Reason
 from backquant.report.model import Report
@@ -191,7 +191,10 @@ def check_manifest(text: str) -> dict[str, Any]:
         _manifest().validate_json(text)
     except ValidationError as error:
         raise _told(error) from None
-    document: dict[str, Any] = json.loads(text)
+    try:
+        document: dict[str, Any] = read_json(text)
+    except ValueError as error:
+        raise ArtifactError(str(error), where="manifest") from None
     check_references(document["model"], set(document["tensors"]))
     return document
 

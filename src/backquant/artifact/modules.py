@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from backquant.artifact import names
 from backquant.artifact.classes import class_path, find_module_class, storable_path
 from backquant.artifact.functions import is_within
 from backquant.artifact.graph import check_targets, decode_graph, encode_graph
@@ -183,6 +184,11 @@ class ModuleDecoder:
             raise ArtifactError(f"{entry['class']} is no kernel that a file may build", where=path)
         module = cls.from_artifact(config, tensors)
         assert isinstance(module, nn.Module)
+        unread = set(tensors) - set(module._parameters) - set(module._buffers)
+        if unread and config_class is not None:
+            raise ArtifactError(
+                f"{cls.__name__} has no tensor {names.shown(min(unread))}", where=path or "the model"
+            )
         return module.train(entry["training"])
 
     def _from_parts(self, entry: dict[str, Any], path: str) -> nn.Module:

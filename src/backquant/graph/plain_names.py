@@ -76,9 +76,10 @@ def _blank(kind: type[nn.Module]) -> nn.Module:
 
 class _Named(nn.Module):
     def _plain(self, name: str) -> str:
-        """The name in the tables, if they have one for the user's ``name``."""
+        """The name in the tables, if there are any and they have one for the user's ``name``."""
         plain = identifier(name)
-        return plain if any(plain in self.__dict__[table] for table in _TABLES) else name
+        own = self.__dict__
+        return plain if any(plain in own.get(table, ()) for table in _TABLES) else name
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(self._plain(name))
