@@ -56,7 +56,10 @@ from backquant.artifact import store
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.artifact.functions import _all_torch_functions, _functions
 from backquant.errors import ArtifactError, BackquantError, EngineError
-from backquant.qconfig import float_qparams_weight_only_qconfig, float_qparams_weight_only_qconfig_4bit
+from backquant.qconfig import (
+    float_qparams_weight_only_qconfig,
+    float_qparams_weight_only_qconfig_4bit,
+)
 
 import fuzz_names  # isort: skip
 from watch import Watch  # isort: skip
@@ -118,7 +121,9 @@ class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         shared = nn.Linear(8, 8)
-        self.heads = nn.ModuleDict({name: nn.Linear(8, 4) for name in ("in", "\xb5", "\u03bc", "a b")})
+        self.heads = nn.ModuleDict(
+            {name: nn.Linear(8, 4) for name in ("in", "\xb5", "\u03bc", "a b")}
+        )
         self.first, self.second = shared, shared
         self.codes = nn.Embedding(20, 8)
 

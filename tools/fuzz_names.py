@@ -1,15 +1,16 @@
-"""Mutants of names for ``fuzz_artifact.py --names``: one or a few labels of a file change, with right digests.
+"""Mutants of names for ``fuzz_artifact.py --names``: one or two labels of a file change, with right digests.
 
-1. What is changed (``PLACES``): names of nodes, modules, tensors and attributes, placeholders, keywords of calls,
-   what a node calls, names of inputs, aliases (``same_as``), keys of tensors in the file, texts among arguments,
-   texts and keys of the rest of the manifest.
-2. How it is spelled (``SPELLINGS``): look-alikes that Python normalises (wide letters, superscripts, ligatures, µ
-   and μ), combining marks, marks of direction, halves of characters, keywords and attributes of Python's own,
-   quotes, line feeds and other marks, the spelling of ``backquant.identifiers``, another label of the file and
-   its look-alike, two keys that are one.
+1. What is changed (``_kind``): names of nodes, modules, tensors and attributes, placeholders, keywords of
+   calls, what a node calls, names of inputs, aliases (``same_as``), keys of tensors in the file, texts among
+   arguments, texts and keys of the rest of the manifest.
+2. How it is spelled (``SPELLINGS``): look-alikes that Python normalises (wide letters, superscripts,
+   ligatures, µ and μ), combining marks, marks of direction, halves of characters, keywords and attributes of
+   Python's own, quotes, line feeds and other marks, the spelling of ``backquant.identifiers``, the look-alike
+   of another label, two keys that are one.
 3. Where: in that place alone, or in all places that have this label.
 
-None of these changes what is computed: such a file is refused, or has the same results, or its call is refused.
+None of these changes what is computed: such a file is refused, or has the same results, or its call is
+refused. Keys of a dict that a model returns are its data, and may be spelled otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -112,16 +114,28 @@ _RAISED = {ord("a"): "ᵃ", ord("e"): "ᵉ", ord("i"): "ⁱ", ord("n"): "ⁿ", o
            ord("0"): "⁰", ord("1"): "¹", ord("2"): "₂", ord("3"): "³", ord("K"): "\u212a", ord("c"): "ⅽ",
            ord("u"): "ᵘ", ord("x"): "ˣ", ord("_"): "\ufe33", ord("t"): "ᵗ", ord("f"): "ᶠ"}  # fmt: skip
 _MATHEMATICAL = {ord(c): chr(0x1D41A + ord(c) - ord("a")) for c in string.ascii_lowercase}
-_WORDS = (
-    "in class global is lambda None True False def import __class__ __globals__ __init__ __dict__ __getattr__ "
-    "__call__ __builtins__ __import__ forward self training _modules _parameters _buffers _code graph eval exec "
-    "getattr os.system __reduce__ name target output root args kwargs torch device inf nan _bqname_ mro"
-).split()
+_words = re.compile(r"\S+").findall
+_WORDS = _words("""
+in class global is lambda None True False def import __class__ __globals__ __init__ __dict__ __getattr__
+__call__ __builtins__ __import__ forward self training _modules _parameters _buffers _code graph eval exec
+getattr os.system __reduce__ name target output root args kwargs torch device inf nan _bqname_ mro
+""")
 _MARKS = [
-    '"', "'", "\\", "\n", "\r\n", "\t", "\x00", "\x1b[2J", "`", "{x}", "%s", "%n", "$(id)", ");", "]", "#", ":", "/",
-    "../", "~", "<script>", "]]>", "\u2028", "\x85", "\ufeff", "a.b", ".", "..", " ", "*", "**", ",", ";import os;",
+    '"', "'", "\\", "\n", "\r\n", "\t", "\x00", "\x1b[2J", "`", "{x}", "%s", "%n", "$(id)", ");", "]",
+    "#", ":", "/", "../", "~", "<script>", "]]>", "\u2028", "\x85", "\ufeff", "a.b", ".", "..", " ",
+    "*", "**", ",", ";import os;",
 ]  # fmt: skip
-_DIRECTIONS = ["\u202e", "\u202d", "\u2066", "\u2067", "\u200f", "\u200b", "\u200d", "\u2060", "\u061c"]
+_DIRECTIONS = [
+    "\u202e",
+    "\u202d",
+    "\u2066",
+    "\u2067",
+    "\u200f",
+    "\u200b",
+    "\u200d",
+    "\u2060",
+    "\u061c",
+]
 _COMBINING = ["\u0301", "\u0327", "\u20dd", "\u0345", "\ufe0f", "\u0338"]
 _HALVES = ["\ud800", "\udc00", "\udcff", "\udbff", "\ud83d\ude00", "\ude00\ud83d", "\U0001f600"]
 
@@ -129,7 +143,9 @@ _HALVES = ["\ud800", "\udc00", "\udcff", "\udbff", "\ud83d\ude00", "\ude00\ud83d
 def look_alike(label: str, dice: random.Random) -> str:
     """A spelling that is the same identifier after NFKC, or nearly: of all characters, or of one."""
     table: Any = dice.choice((_WIDE, _RAISED, _MATHEMATICAL))
-    other = label.replace("fi", "\ufb01").replace("\xb5", "\u03bc") if dice.random() < 0.2 else label
+    other = (
+        label.replace("fi", "\ufb01").replace("\xb5", "\u03bc") if dice.random() < 0.2 else label
+    )
     if other != label:
         return other
     if dice.random() < 0.5 or not label:
@@ -155,12 +171,19 @@ def _word(label: str, dice: random.Random) -> str:
 def _ours(label: str, dice: random.Random) -> str:
     """The spelling of ``backquant.identifiers``, or one that looks like it."""
     odd = dice.choice((label, f"{label} ", look_alike(label, dice), "in"))
-    spelled = (identifier(odd), PREFIX + odd, identifier(identifier(odd)), f"{PREFIX}_0{ord('a'):x}_")
+    spelled = (
+        identifier(odd),
+        PREFIX + odd,
+        identifier(identifier(odd)),
+        f"{PREFIX}_0{ord('a'):x}_",
+    )
     return dice.choice(spelled)
 
 
 def _long(label: str, dice: random.Random) -> str:
-    return dice.choice(("", label * 3, label + "x" * 1100, "\u0301" * 70_000, "." * 1000, "1" * 5000))
+    return dice.choice(
+        ("", label * 3, label + "x" * 1100, "\u0301" * 70_000, "." * 1000, "1" * 5000)
+    )
 
 
 SPELLINGS: dict[str, Callable[[str, random.Random], str]] = {
@@ -275,7 +298,9 @@ def _packed(manifest: str, tensors: dict[str, torch.Tensor], key: str) -> bytes:
     header, rest = data[8 : 8 + length].rstrip(), data[8 + length :]
     table, kept = header.split(b'"__metadata__":', 1)
     for stand_in, name in names.items():
-        kept = kept.replace(f'"{stand_in}":{{"dtype"'.encode(), json.dumps(name).encode() + b':{"dtype"')
+        kept = kept.replace(
+            f'"{stand_in}":{{"dtype"'.encode(), json.dumps(name).encode() + b':{"dtype"'
+        )
     kept = kept.replace(b'{"backquant":', b"{" + json.dumps(key).encode() + b":", 1)
     header = table + b'"__metadata__":' + kept
     header += b" " * (-len(header) % 8)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import FrameType
 from typing import Any
 
 from backquant.graph.call_table import _not_called
 
+_words = re.compile(r"\S+").findall
 FORBIDDEN = frozenset(
-    """exec compile subprocess.Popen os.system os.exec os.posix_spawn os.spawn os.fork os.forkpty socket.connect
-    socket.bind socket.sendto ctypes.dlopen ctypes.dlsym os.remove os.rename os.mkdir os.rmdir os.chmod os.link
-    os.symlink os.truncate os.putenv shutil.rmtree marshal.loads pickle.find_class
-    sys.addaudithook""".split()
+    _words("""
+    exec compile subprocess.Popen os.system os.exec os.posix_spawn os.spawn os.fork os.forkpty
+    socket.connect socket.bind socket.sendto ctypes.dlopen ctypes.dlsym os.remove os.rename os.mkdir os.rmdir
+    os.chmod os.link os.symlink os.truncate os.putenv shutil.rmtree marshal.loads pickle.find_class
+    sys.addaudithook
+    """)
 )
 #: Packages whose modules may be imported at the first use of something.
 PACKAGES = frozenset({"torch", "backquant", "numpy", *sys.stdlib_module_names})

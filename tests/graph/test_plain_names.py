@@ -120,3 +120,11 @@ def test_shared_modules_stay_shared(name: str) -> None:
     part = nn.ModuleDict({name: nn.Linear(1, 1)})
     copied = with_plain_names(nn.Sequential(part, part))
     assert copied[0] is copied[1]
+
+
+def test_an_object_without_tables_takes_attributes() -> None:
+    """``torch.export`` hands an empty object the attributes of a module that it meets again."""
+    copied = with_plain_names(nn.ModuleDict({"in": nn.ReLU()}))
+    again = type(copied).__new__(type(copied))
+    again.__dict__ = copied.__dict__
+    assert again["in"] is copied["in"]

@@ -187,7 +187,8 @@ class ModuleDecoder:
         unread = set(tensors) - set(module._parameters) - set(module._buffers)
         if unread and config_class is not None:
             raise ArtifactError(
-                f"{cls.__name__} has no tensor {names.shown(min(unread))}", where=path or "the model"
+                f"{cls.__name__} has no tensor {names.shown(min(unread))}",
+                where=path or "the model",
             )
         return module.train(entry["training"])
 
