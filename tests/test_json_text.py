@@ -21,7 +21,7 @@ from backquant.json_text import read_json
     ],
 )
 def test_faults(text: str | bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whichever it is
+    with pytest.raises(ValueError):
         read_json(text)
 
 
