@@ -1,9 +1,11 @@
 """JSON of others: each fault of the text is a ``ValueError``."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from backquant.accuracy.search import times_file
 from backquant.json_text import read_json
 
 
@@ -28,3 +30,10 @@ def test_faults(text: str | bytes) -> None:
 def test_what_is_well_is_as_json_reads_it() -> None:
     text = json.dumps({"a": [1, 2.5, None, {"b": "\ud83d\ude00"}], "c": {}})
     assert read_json(text) == json.loads(text)
+
+
+def test_measured_times_that_cannot_be_read_are_none(tmp_path: Path) -> None:
+    for fault in ("[" * 100_000, '{"of": 1, "of": 2}'):
+        path = tmp_path / "state.json"
+        path.write_text(fault)
+        assert times_file._read(path) == {}

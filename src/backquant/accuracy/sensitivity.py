@@ -34,6 +34,7 @@ from backquant.calibrate.batches import count_of
 from backquant.calibrate.group import ALONE, Ranks, in_turn
 from backquant.errors import UsageError
 from backquant.files import write_text
+from backquant.json_text import read_json
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class _State:
         if not self.path.exists():
             return _Losses()
         try:
-            data = json.loads(self.path.read_text(encoding="utf-8"))
+            data = read_json(self.path.read_text(encoding="utf-8"))
             known, losses = data["of"], _Losses.from_json(data["losses"])
         except (ValueError, KeyError, TypeError) as error:
             raise self._refused("is no state of a sensitivity") from error

@@ -14,6 +14,7 @@ from backquant.accuracy.search.trials import Trial
 from backquant.accuracy.twin import Twin
 from backquant.errors import UsageError
 from backquant.files import write_text
+from backquant.json_text import read_json
 
 _FORM = 2  # of ``losses``
 
@@ -58,7 +59,7 @@ class SearchState:
 
     def _read(self, path: Path) -> None:
         try:
-            data: Any = json.loads(path.read_text(encoding="utf-8"))
+            data: Any = read_json(path.read_text(encoding="utf-8"))
             known, losses = data["of"], data["losses"]
             trials = [Trial.from_dict(each) for each in data["trials"]]
         except (ValueError, KeyError, TypeError) as error:

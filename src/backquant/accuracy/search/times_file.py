@@ -13,6 +13,7 @@ import torch
 
 from backquant.errors import BackquantError
 from backquant.files import replace_file
+from backquant.json_text import read_json
 
 
 class TimesFile:
@@ -59,7 +60,7 @@ def usual_folder() -> Path:
 
 def _read(path: Path) -> dict[str, float]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_text(encoding="utf-8"))
         return {str(key): float(value) for key, value in data.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
