@@ -629,9 +629,7 @@ def channels_last(ao: Any) -> Any:
 def apply_to_modules(ao: Any) -> Any:
     seen: list[str] = []
     converted(ao).apply(lambda m: seen.append(type(m).__name__))
-    return [
-        name for name in seen if name.startswith(("Conv", "Linear")) and "Packed" not in name
-    ]
+    return [name for name in seen if name.startswith(("Conv", "Linear")) and "Packed" not in name]
 
 
 @idiom

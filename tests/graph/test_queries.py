@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -193,3 +195,35 @@ def test_zeros_that_a_product_reads_are_rounded() -> None:
     products = [node for node in made.graph_module.graph.nodes if node.target is torch.matmul]
     assert len(products) == 2
     assert all("dequantize" in str(a.target) for node in products for a in node.args)
+
+
+@pytest.mark.parametrize("backend", ["x86", "fbgemm", "xnnpack"])
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda y: y + len(y),
+        lambda y: y / y.numel(),
+        lambda y: y * y.numel() ** -0.5,
+        lambda y: y / math.sqrt(y.shape[0]),
+        lambda y: y * float(y.shape[0]),
+        lambda y: y + (y.stride(0) + y.shape[0] // 2),
+        lambda y: y.numel() - y,
+        lambda y: y * y.max().item(),
+    ],
+)
+def test_numbers_of_exported_graphs_are_not_observed(
+    used: Callable[[torch.Tensor], torch.Tensor], backend: str
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(used(self.linear(x)))
+
+    model, x = Model().eval(), torch.randn(4, 6)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    quantized = backquant.quantize(program, [x], backend=backend)
+    wanted = model(x)
+    assert (quantized(x) - wanted).norm() < 0.3 * wanted.norm()

@@ -183,7 +183,9 @@ class GraphIndex:
             return True
         if node.op == "call_method" and node.target in _OF_SIZES:
             return True
-        if getattr(node.target, "__module__", "") in _PYTHON and node.all_input_nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._opname in _NUMBERS:
+            return True
+        if _is_of_python(node.target) and node.all_input_nodes:
             return all(map(self.has_no_tensors, node.all_input_nodes))
         if is_random(getattr(node.target, "__name__", "")) or _fills_with_floats(node):
             return False
@@ -197,7 +199,19 @@ class GraphIndex:
         return not isinstance(argument, int)
 
 
+#: Operators of exported graphs that give a number, by name: of a tensor's shape, or its one value.
+_NUMBERS = frozenset(
+    {"sym_size", "sym_numel", "sym_stride", "sym_storage_offset", "_local_scalar_dense", "item"}
+)
 _FILLED = frozenset({"zeros", "ones", "full"})
+
+
+def _is_of_python(target: fx.node.Target) -> bool:
+    """Whether a target is a function of Python's numbers, or of ``torch`` for symbols of numbers."""
+    module = getattr(target, "__module__", "")
+    return module in _PYTHON or (
+        module == "torch" and getattr(target, "__name__", "").startswith("sym_")
+    )
 
 
 def _fills_with_floats(node: fx.Node) -> bool:
