@@ -702,7 +702,7 @@ def test_what_torch_fails_at(name: str) -> None:
         (torch.jit.script, "a quantized model has no TorchScript"),
         (lambda q: torch.jit.trace(q, X), "runs on data, and is not traced"),
         (fx.symbolic_trace, "runs on data, and is not traced"),
-        (lambda q: torch.export.export(q, (X,)), "run on data, and are not traced"),
+        (lambda q: torch.export.export(q, (X,)), "kernels are not exported"),
         (lambda q: q(X.double()), "float64 values where the model quantizes float32"),
         (lambda q: q(X.to("meta")), "an input is on meta"),
     ],

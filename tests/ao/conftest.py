@@ -1,0 +1,3 @@
+"""Tests of the mirror of torch.ao."""
+
+collect_ignore = ["tutorials"]  # scripts, which test_tutorials runs
