@@ -1,4 +1,4 @@
-"""Average pooling as ONNX has it: the exporter drops ``divisor_override``; runtimes differ in ``ceil_mode``.
+"""Pooling as ONNX has it: the exporter drops ``divisor_override``; runtimes differ in ``ceil_mode``.
 
 1. ``AveragePool`` without ``ceil_mode`` is what all runtimes compute alike; it stands alone wherever that is
    what is asked for.
@@ -6,6 +6,10 @@
 3. Ceil mode that gives more windows than floor mode: zeros are appended to the input, so that every window is
    whole, and each average is multiplied by the size of a window over the number of values that PyTorch
    divides by. The sizes have to be known for that.
+4. Maxima in ceil mode: runtimes and ONNX's own inference of shapes differ in windows that start in the
+   padding behind the input. Padding that makes PyTorch's last window whole stands for ceil mode. That mode is
+   written for free sizes alone, where no window can start in the padding; known and free axes are pooled one
+   after the other.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ import numpy as np
 
 from backquant.errors import ExportError
 
-__all__ = ["average_pool"]
+__all__ = ["average_pool", "max_pool"]
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """One pooled axis; ``size`` is no number where it is free."""
+    """One pooled axis; ``size`` is no number where it is free. ``kernel``: with the gaps of its dilation."""
 
     size: Any
     kernel: int
@@ -99,6 +103,74 @@ def average_pool(dims: int) -> Callable[..., Any]:
     return translated
 
 
+def max_pool(dims: int) -> Callable[..., Any]:
+    """The translation of ``max_pool1d``, ``2d`` or ``3d``.
+
+    It raises ``ExportError`` for ceil mode on free sizes, but for windows that all start in the input.
+    """
+
+    def translated(  # size: the schema of the torch operator
+        self: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
+        sizes, kernels = list(self.shape)[-dims:], _each(kernel_size, dims)
+        strides, paddings = _each(stride or kernel_size, dims), _each(padding, dims)
+        dilations = _each(dilation, dims)
+        extents = [gap * (kernel - 1) + 1 for gap, kernel in zip(dilations, kernels, strict=True)]
+        parts = zip(sizes, extents, strides, paddings, strict=True)
+        axes = [_Axis(*part, bool(ceil_mode)) for part in parts]
+        free = [axis for axis in axes if axis.differs and not isinstance(axis.size, int)]
+        if any(axis.padding + axis.stride > axis.kernel for axis in free):
+            raise _free_ceil_mode("max_pool", axes)
+        if not free:
+            return _maxima(self, axes, dilations)
+        whole = [axis if axis in free else _Axis(axis.size, 1, 1, 0, False) for axis in axes]
+        rest = [_Axis(axis.size, 1, 1, 0, False) if axis in free else axis for axis in axes]
+        return _maxima(_maxima(self, rest, dilations), whole, dilations)
+
+    return translated
+
+
+def _maxima(x: Any, axes: Sequence[_Axis], dilations: Sequence[int]) -> Any:
+    """Rule 4; of the axes on which ceil mode differs, all have a known size, or none has."""
+    import onnxscript
+
+    op = onnxscript.opset18
+    free = any(axis.differs and not isinstance(axis.size, int) for axis in axes)
+    gaps = [gap if axis.kernel > 1 else 1 for axis, gap in zip(axes, dilations, strict=True)]
+    taps = [(axis.kernel - 1) // gap + 1 for axis, gap in zip(axes, gaps, strict=True)]
+    starts = [axis.padding for axis in axes]
+    ends = [axis.padding + (axis.appended if axis.differs and not free else 0) for axis in axes]
+    # ONNX Runtime takes less padding than taps alone.
+    if any(end >= tap for end, tap in zip(ends, taps, strict=True)):
+        unpooled = [0] * (len(x.shape) - len(axes))
+        pads: Any = op.Constant(value_ints=[*unpooled, *starts, *unpooled, *ends])
+        x, starts, ends = op.Pad(x, pads, _floats(-np.inf)), [0] * len(axes), [0] * len(axes)
+    values, _ = op.MaxPool(
+        x,
+        kernel_shape=taps,
+        strides=[axis.stride for axis in axes],
+        dilations=gaps,
+        pads=[*starts, *ends],
+        ceil_mode=int(free),
+    )
+    return values
+
+
+def _free_ceil_mode(name: str, axes: Sequence[_Axis]) -> ExportError:
+    windows = [axis.kernel for axis in axes]
+    return ExportError(
+        f"{name} with ceil_mode=True on a free size: how many windows there are depends on it",
+        where=f"{name}{len(axes)}d(kernel_size={windows}, stride={[axis.stride for axis in axes]}, "
+        "ceil_mode=True)",
+        fix="leave these axes out of dynamic_shapes, or pool with ceil_mode=False",
+    )
+
+
 def _of_whole_windows(
     x: Any, axes: Sequence[_Axis], with_padding: bool, divisor: int | None
 ) -> Any:
@@ -128,11 +200,7 @@ def _with_partial_windows(
     op = onnxscript.opset18
     kernels, strides = [axis.kernel for axis in axes], [axis.stride for axis in axes]
     if not all(isinstance(axis.size, int) for axis in axes):
-        raise ExportError(
-            "avg_pool with ceil_mode=True on a free size: how many windows there are depends on it",
-            where=f"avg_pool{len(axes)}d(kernel_size={kernels}, stride={strides}, ceil_mode=True)",
-            fix="leave these axes out of dynamic_shapes, or pool with ceil_mode=False",
-        )
+        raise _free_ceil_mode("avg_pool", axes)
     unpooled = [0] * (len(x.shape) - len(axes))
     starts = [axis.padding for axis in axes]
     ends = [axis.padding + axis.appended for axis in axes]

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx.pools import average_pool
+from backquant.deploy.onnx.pools import average_pool, max_pool
 from backquant.dtypes import block_of
 from backquant.errors import ExportError, UsageError, first_line
 from backquant.graph import register_blocks, register_float8
@@ -58,6 +58,7 @@ def translations() -> Table:
         **dict.fromkeys(overloads("gelu"), _gelu),
         **dict.fromkeys(overloads(*_ADAPTIVE), _adaptive_avg_pool),
         **{overload(f"avg_pool{dims}d"): average_pool(dims) for dims in (1, 2, 3)},
+        **{overload(f"max_pool{dims}d"): max_pool(dims) for dims in (1, 2, 3)},
         overload("adaptive_max_pool2d"): _adaptive_max_pool,
         overload("adaptive_max_pool3d"): _adaptive_max_pool,
     }

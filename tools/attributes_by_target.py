@@ -1,0 +1,531 @@
+"""Every attribute of every operator on every target: honoured, or refused.
+
+    python tools/attributes_by_target.py --results cells.jsonl
+    python tools/attributes_by_target.py --targets onnx --operators avg_pool2d,conv2d
+    python tools/attributes_by_target.py --results cells.jsonl --page docs/attributes.md --no-run
+
+The attributes are those of the schemas of ``torch.ops.aten`` and of the signatures of ``torch.nn`` for each
+operator of ``backquant.operators``. Values follow from an argument's type; those that PyTorch takes are
+tried, once beside the plain call and once beside a call whose other attributes are not the defaults. A model
+with the operator between integers is quantized for the target, exported with a free batch (with fixed sizes
+where that is refused), run by its runtime at several batch sizes, and compared with the quantized model.
+
+Cells of one operator share a model with an output for each; where that is not wholly equal, they are halved.
+With ``--results FILE`` outcomes are appended to a file of JSON lines, and what it holds is not run again.
+Exit status: 0 when each cell is equal or refused, 1 otherwise, 2 for bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src")]
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+import backquant  # noqa: E402
+from backquant.deploy.session import load_exported  # noqa: E402
+from backquant.operators import Operator, all_operators  # noqa: E402
+from backquant.operators.example import INPUT, SEED, Weight  # noqa: E402
+
+TARGETS = {  # backend and suffix by target
+    "onnx": ("onnxruntime", ".onnx"),
+    "openvino": ("openvino", ".xml"),
+    "executorch": ("xnnpack", ".pte"),
+    "inductor": ("inductor_x86", ".pt2"),
+}
+TEXTS = {  # documented values of arguments that are text
+    "padding_mode": ("zeros", "reflect", "replicate", "circular"),
+    "padding": ("same", "valid"),
+    "approximate": ("none", "tanh"),
+    "mode": (
+        *("constant", "reflect", "replicate", "circular", "nearest", "nearest-exact"),
+        *("linear", "bilinear", "bicubic", "trilinear", "area"),
+    ),
+}
+UNTRIED = {  # of training, of memory, or where a tensor is; and modes in which the result is not defined
+    *("dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format", "copy", "out"),
+    *("training", "train", "use_input_stats", "momentum", "track_running_stats", "inplace", "p"),
+    *("dropout_p", "cudnn_enabled", "num_parameters", "init", "sparse", "scale_grad_by_freq"),
+    *("elementwise_affine", "affine", "num_embeddings", "dropout", "dropout1", "max_norm"),
+    *("implicit", "use_deterministic_mode", "norm_type", "batch_first"),
+}
+SIZES = (3, 7, 2, 5)
+MOST = 16  # cells of one model
+NEAR = 40.0  # dB
+FINDINGS = ("differs", "raises")
+#: Plain values by name; name, type and base of what is varied.
+_Arguments = tuple[dict[str, Any], list[tuple[str, str, Any]]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One call of an operator. ``values``: arguments by name; ``of``: which of them the cell is about."""
+
+    operator: str
+    of: str
+    values: Mapping[str, Any]
+    build: Callable[..., nn.Module] = field(repr=False)
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def name(self) -> str:
+        """Operator and arguments, as in a call."""
+        said = ", ".join(f"{key}={value!r}" for key, value in self.values.items())
+        return f"{self.operator}({said})"
+
+    def module(self) -> nn.Module:
+        """The module of this call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            return self.build(**self.values).eval()
+
+    def result(self) -> Any:
+        """What PyTorch gives for it; ``None`` for a call that it refuses, or whose floats are not finite."""
+        try:
+            with torch.no_grad():
+                found = self.module()(*inputs_of(self.shapes, self.shapes[0][0]))
+        except Exception:
+            return None
+        floats = [t for t in tensors(found) if t.is_floating_point()]
+        good = all(t.numel() and t.isfinite().all() and t.numel() < 200_000 for t in floats)
+        return found if good and tensors(found) else None
+
+
+class OverloadCall(nn.Module):
+    """An overload with ``values`` by name, weights of its own, and inputs in their places."""
+
+    def __init__(self, target: Any, template: Sequence[Any], **values: Any) -> None:
+        super().__init__()
+        self.target, self.template, self.values = target, tuple(template), values
+        for place, item in enumerate(self.template):
+            if isinstance(item, Weight):
+                value = torch.rand(item.shape)
+                self.register_buffer(f"tensor{place}", value if item.is_buffer else value - 0.5)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Call it."""
+        rest, args = iter(inputs), []
+        for place, item in enumerate(self.template):
+            if item is INPUT:
+                args.append(next(rest))
+            elif isinstance(item, list):
+                args.append([next(rest) for _ in item])
+            else:
+                args.append(getattr(self, f"tensor{place}") if isinstance(item, Weight) else item)
+        names = [argument.name for argument in self.target._schema.arguments]
+        said = dict(zip(names, args, strict=False)) | self.values
+        return self.target(**said)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in a result."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def inputs_of(shapes: Sequence[Sequence[int]], size: int, seed: int = 0) -> list[torch.Tensor]:
+    """Distinct values in [0, 1) in a batch of ``size``."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand((size, *shape[1:]), generator=generator) for shape in shapes]
+
+
+def candidates(name: str, kind: str, base: Any) -> list[Any]:
+    """Values to try of an argument, by its type."""
+    if kind in ("bool", "Optional[bool]"):
+        return [False, True]
+    if "str" in kind:
+        return list(TEXTS.get(name, ()))
+    if isinstance(base, (list, tuple)) or kind.startswith("List[int]"):
+        count = len(base) if isinstance(base, (list, tuple)) else 2
+        ones = [[n] * count for n in (3, 2, 1)]
+        mixed = [[*range(2, 2 + count)], [*range(1 + count, 1, -1)], [*range(count)], [-1, -2]]
+        return [*ones, *mixed, [-1], [0], [1], [1, 2], []]
+    if "float" in kind.lower() or isinstance(base, float) or kind == "number":
+        return [0.5, 2.0, 0.001, -0.25] + ([2, None] if kind != "float" else [])
+    if "List[float]" in kind:
+        return [[2.0, 2.0], [1.5, 2.5]]
+    return [3, 2, 1, 4, 0, -1, -2]
+
+
+def arguments_of_schema(target: Any, template: Sequence[Any]) -> _Arguments:
+    """Plain values of an overload's call by name, and ``(name, type)`` of what may be varied."""
+    arguments = target._schema.arguments
+    plain: dict[str, Any] = {}
+    varied: list[tuple[str, str, Any]] = []
+    several = next((item for item in template if isinstance(item, tuple) and item), (1, 1))
+    for place, argument in enumerate(arguments):
+        base = template[place] if place < len(template) else argument.default_value
+        kind = str(argument.type)
+        is_operand = base is INPUT or isinstance(base, Weight) or "Tensor" in kind
+        if is_operand or argument.name in UNTRIED:
+            continue
+        if place < len(template):
+            plain[argument.name] = list(base) if isinstance(base, tuple) else base
+        varied.append((argument.name, kind, several if base in ([], ()) else base))
+    return plain, varied
+
+
+def cells_of_schema(operator: Operator) -> Iterator[Cell]:
+    """The cells of an operator's overloads."""
+    for target in operator.aten:
+        if target._schema.is_mutable:
+            continue
+        template = operator.sample.aten_call
+        plain, varied = arguments_of_schema(target, template)
+        build = partial(OverloadCall, target, template)
+        yield from varied_cells(str(target), build, (plain, varied), operator.sample.shapes)
+
+
+def cells_of_modules(operator: Operator) -> Iterator[Cell]:
+    """The cells of an operator's classes, from the signatures."""
+    for kind in operator.modules:
+        parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+        parameters = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        plain = dict(zip((p.name for p in parameters), operator.sample.module_args, strict=False))
+        plain |= operator.sample.module_kwargs
+        varied = [
+            (p.name, type(plain.get(p.name, p.default)).__name__, plain.get(p.name, p.default))
+            for p in parameters
+            if p.name not in UNTRIED
+            and not p.name.startswith(("in_", "out_"))
+            and "features" not in p.name
+        ]
+        varied = [(n, "number" if k in {"NoneType", "type"} else k, b) for n, k, b in varied]
+        texts = [(n, "str", b) for n, k, b in varied if n in TEXTS and k != "str"]
+        pairs = [
+            (n, "List[int]", [1, 2])
+            for n, k, b in varied
+            if k == "int" and kind.__name__[-2:] == "2d"
+        ]
+        every = plain, [*varied, *texts, *pairs]
+        yield from varied_cells(f"nn.{kind.__name__}", kind, every, operator.sample.shapes)
+
+
+def varied_cells(
+    name: str,
+    build: Callable[..., nn.Module],
+    arguments: _Arguments,
+    shapes: tuple[tuple[int, ...], ...],
+) -> Iterator[Cell]:
+    """The plain call; each value beside it; and each beside the call with all others not at defaults."""
+    plain, varied = arguments
+    first = Cell(name, "", plain, build, shapes)
+    if first.result() is None:
+        return
+    yield first
+    seen = {first.name}
+    wide, chosen = dict(plain), set[str]()
+    taken: dict[str, list[Any]] = {}
+    for argument, kind, base in varied:
+        for value in candidates(argument, kind, base):
+            cell = Cell(name, argument, {**plain, argument: value}, build, shapes)
+            if cell.name in seen or cell.result() is None:
+                continue
+            seen.add(cell.name)
+            taken.setdefault(argument, []).append(value)
+            yield cell
+            other = Cell(name, argument, {**wide, argument: value}, build, shapes)
+            if argument not in chosen and _differs(other, Cell(name, "", wide, build, shapes)):
+                wide[argument] = value
+                chosen.add(argument)
+    for argument, value in itertools.chain.from_iterable(
+        ((argument, value) for value in values) for argument, values in taken.items()
+    ):
+        cell = Cell(name, argument, {**wide, argument: value}, build, shapes)
+        if cell.name not in seen and cell.result() is not None:
+            seen.add(cell.name)
+            yield cell
+
+
+def _differs(one: Cell, other: Cell) -> bool:
+    """Whether two calls are taken and give other results."""
+    results = one.result(), other.result()
+    if any(result is None for result in results):
+        return False
+    pairs = zip(*map(tensors, results), strict=False)
+    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
+
+
+def every_cell() -> Iterator[Cell]:
+    """Of all operators whose samples are floats; recurrent layers have tests of their own."""
+    for operator in all_operators():
+        if operator.sample.integers is None and operator.family != "recurrent":
+            yield from cells_of_schema(operator)
+            yield from cells_of_modules(operator)
+
+
+class Branches(nn.Module):
+    """Each input through a layer on integers, each cell on these, each float result through another layer.
+
+    The layers give what they read, and no two products of theirs are added: nothing overflows without VNNI.
+    """
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        super().__init__()
+        shapes = cells[0].shapes
+        self.before = nn.ModuleList(_unchanged(shape) for shape in shapes)
+        self.calls = nn.ModuleList(cell.module() for cell in cells)
+        after: dict[str, nn.Module] = {}
+        for place, cell in enumerate(cells):
+            for item, value in enumerate(tensors(cell.result())):
+                if value.is_floating_point() and value.dim() > 1 and value.shape[-1] > 0:
+                    after[f"{place}_{item}"] = _identity(
+                        nn.Linear(value.shape[-1], value.shape[-1])
+                    )
+        self.after = nn.ModuleDict(after)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """The results of all cells, flat."""
+        values = [layer(value) for layer, value in zip(self.before, inputs, strict=True)]
+        results = []
+        for place, call in enumerate(self.calls):
+            for item, value in enumerate(tensors(call(*values))):
+                key = f"{place}_{item}"
+                results.append(self.after[key](value) if key in self.after else value)
+        return tuple(results)
+
+
+class _OneInput(Branches):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x)
+
+
+class _TwoInputs(Branches):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return super().forward(x, y)
+
+
+class _ThreeInputs(Branches):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        return super().forward(x, y, z)
+
+
+def _identity(layer: Any) -> nn.Module:
+    with torch.no_grad():
+        layer.weight.zero_()
+        for place in range(layer.weight.shape[0]):
+            layer.weight[place, place] = 1.0
+        layer.bias.zero_()
+    return layer  # type: ignore[no-any-return]
+
+
+def _unchanged(shape: Sequence[int]) -> nn.Module:
+    convolutions = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+    if len(shape) in convolutions:
+        return _identity(convolutions[len(shape)](shape[1], shape[1], 1))
+    return _identity(nn.Linear(shape[-1], shape[-1]))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``status``: equal, equal at fixed sizes, refused, differs or raises."""
+
+    status: str
+    words: str = ""
+
+
+def outcomes(target: str, cells: Sequence[Cell]) -> list[Outcome]:
+    """One for each cell; a model with several that is not wholly equal is halved."""
+    found = _outcome(target, cells, is_free=True)
+    if len(cells) == 1 and found.status == "refused":
+        fixed = _outcome(target, cells, is_free=False)
+        if fixed.status != "refused":
+            name = "equal at fixed sizes" if fixed.status == "equal" else fixed.status
+            return [Outcome(name, found.words if fixed.status == "equal" else fixed.words)]
+    if found.status == "equal" or len(cells) == 1:
+        return [found] * len(cells)
+    half = len(cells) // 2
+    return [*outcomes(target, cells[:half]), *outcomes(target, cells[half:])]
+
+
+def _outcome(target: str, cells: Sequence[Cell], *, is_free: bool) -> Outcome:
+    try:
+        return _compared(target, cells, is_free=is_free)
+    except backquant.BackquantError as error:
+        return Outcome("refused", " ".join(str(error).split("\n  fix")[0].split())[:300])
+    except Exception as error:
+        return Outcome("raises", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _compared(target: str, cells: Sequence[Cell], *, is_free: bool) -> Outcome:
+    backend, suffix = TARGETS[target]
+    shapes = cells[0].shapes
+    torch.manual_seed(SEED)
+    kinds = (_OneInput, _TwoInputs, _ThreeInputs)
+    model = kinds[len(shapes) - 1](cells).eval()
+    size = shapes[0][0]
+    low, high = inputs_of(shapes, size, 1), [2 * value for value in inputs_of(shapes, size, 2)]
+    quantized = backquant.quantize(
+        model, backend=backend, calibration=[tuple(low), tuple(high)], capture="export"
+    )
+    free = {name: {0: "batch<=8"} for name in ("x", "y", "z")[: len(shapes)]} if is_free else None
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"model{suffix}"
+        backquant.export(
+            quantized, path, to=target, example_inputs=tuple(low), dynamic_shapes=free, require=0.0
+        )
+        loaded = load_exported(path, 1)
+        for count in SIZES if is_free else (size,):
+            inputs = inputs_of(shapes, count, 10 + count)
+            with torch.no_grad():
+                wanted = tensors(quantized(*inputs))
+            results = [torch.as_tensor(value) for value in loaded.run([v.numpy() for v in inputs])]
+            words = next(filter(None, map(difference, wanted, results)), "")
+            if words or len(wanted) != len(results):
+                return Outcome("differs", f"{words or 'other outputs'} in a batch of {count}")
+    return Outcome("equal")
+
+
+def difference(wanted: torch.Tensor, result: torch.Tensor) -> str:
+    """What is wrong with a result; nothing within few values that were rounded to the next step.
+
+    >>> difference(torch.ones(3), torch.ones(3)), difference(torch.ones(3), torch.zeros(3))
+    ('', '0.0 dB')
+    """
+    if wanted.shape != result.shape:
+        return f"{tuple(result.shape)} in place of {tuple(wanted.shape)}"
+    if not wanted.is_floating_point():
+        wrong = (wanted != result.to(wanted.dtype)).float().mean().item()
+        return f"{wrong:.0%} of values of {wanted.dtype}" if wrong else ""
+    error = (wanted.double() - result.double()).abs()
+    signal, noise = wanted.double().square().mean(), error.square().mean().clamp_min(1e-300)
+    near = float(10 * torch.log10(signal.clamp_min(1e-300) / noise))
+    step = float(wanted.max() - wanted.min()) / 100
+    if near >= NEAR or (float(error.max()) <= step and float(error.mean()) <= step / 10):
+        return ""
+    return f"{near:.1f} dB"
+
+
+def run(wanted: Sequence[Cell], targets: Sequence[str], path: Path | None) -> list[dict[str, str]]:
+    """All rows: known ones, and those that are run now."""
+    rows = known(path)
+    for target in targets:
+        for _, group in itertools.groupby(wanted, lambda cell: (cell.operator, cell.shapes)):
+            missing = [cell for cell in group if (target, cell.name) not in rows]
+            for start in range(0, len(missing), MOST):
+                part = missing[start : start + MOST]
+                for cell, outcome in zip(part, outcomes(target, part), strict=True):
+                    row = {"target": target, "cell": cell.name, "operator": cell.operator}
+                    row |= {"of": cell.of, "value": repr(cell.values.get(cell.of))}
+                    row |= {"status": outcome.status, "words": outcome.words}
+                    rows[target, cell.name] = row
+                    _append(row, path)
+    asked = {(target, cell.name) for target in targets for cell in wanted}
+    return [row for key, row in rows.items() if key in asked]
+
+
+def known(path: Path | None) -> dict[tuple[str, str], dict[str, str]]:
+    """Rows of an earlier run; a last line that was cut off is left out."""
+    rows = {}
+    for line in path.read_text("utf-8").splitlines() if path is not None and path.exists() else ():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        rows[row["target"], row["cell"]] = row
+    return rows
+
+
+def _append(row: dict[str, str], path: Path | None) -> None:
+    if row["status"] in FINDINGS:
+        print(f"{row['target']}: {row['cell']}: {row['status']}, {row['words']}", flush=True)
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def counted(rows: Sequence[Mapping[str, str]]) -> str:
+    """How many cells of each target have which outcome, as Markdown."""
+    kinds = ("equal", "equal at fixed sizes", "refused", *FINDINGS)
+    lines = ["| target | cells | " + " | ".join(kinds) + " |", "|---|" + "---:|" * (len(kinds) + 1)]
+    for target in dict.fromkeys(row["target"] for row in rows):
+        count = Counter(row["status"] for row in rows if row["target"] == target)
+        figures = " | ".join(str(count[kind]) for kind in kinds)
+        lines.append(f"| {target} | {count.total()} | {figures} |")
+    return "\n".join(lines)
+
+
+def page(rows: Sequence[Mapping[str, str]]) -> str:
+    """The table of operators and attributes by target, as Markdown."""
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    cells: dict[tuple[str, str], dict[str, Counter[str]]] = {}
+    words: dict[str, str] = {}
+    for row in rows:
+        key = row["operator"], row["of"] or "–"
+        cells.setdefault(key, {}).setdefault(row["target"], Counter())[row["status"]] += 1
+        if row["status"] != "equal":
+            words.setdefault(
+                f"{row['target']}: `{row['cell']}`", f"{row['status']}: {row['words']}"
+            )
+    lines = [PAGE, counted(rows), "", "| operator | attribute | " + " | ".join(targets) + " |"]
+    lines.append("|---|---|" + "---|" * len(targets))
+    for (operator, attribute), by_target in sorted(cells.items()):
+        shown = (_shown(by_target.get(target, Counter())) for target in targets)
+        lines.append(f"| `{operator}` | {attribute} | " + " | ".join(shown) + " |")
+    lines += ["", "## What is not equal, and in which words", ""]
+    lines += [f"- {cell}: {text[:200]}" for cell, text in sorted(words.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(count: Counter[str]) -> str:
+    return ", ".join(f"{number} {status}" for status, number in sorted(count.items())) or "–"
+
+
+PAGE = """# Attributes of operators on each target
+
+Written by `tools/attributes_by_target.py`. Each cell: in how many calls, with other values of the attribute,
+alone and beside other values of the rest, the exported file gives what the quantized model gives ("equal"),
+with batches of 3, 7, 2 and 5 in one loaded file; "equal at fixed sizes" where a free batch is refused;
+"refused" by an error that names the operator.
+"""
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--targets", default=",".join(TARGETS), help="names, with commas")
+    parser.add_argument("--operators", default="", help="parts of names, with commas; default: all")
+    parser.add_argument(
+        "--results", type=Path, help="file of JSON lines to append to and go on from"
+    )
+    parser.add_argument("--page", type=Path, help="write the table to this Markdown file")
+    parser.add_argument("--no-run", action="store_true", help="only what --results holds")
+    found = parser.parse_args(given)
+    found.targets = found.targets.split(",")
+    unknown = [name for name in found.targets if name not in TARGETS]
+    if unknown:
+        parser.error(f"unknown target {unknown[0]!r}; choose from {', '.join(TARGETS)}")
+    return found
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """See the module."""
+    asked = arguments(given)
+    if asked.no_run:
+        rows = list(known(asked.results).values())
+    else:
+        parts = asked.operators.split(",")
+        wanted = [cell for cell in every_cell() if any(part in cell.operator for part in parts)]
+        rows = run(wanted, asked.targets, asked.results)
+    print(counted(rows))
+    if asked.page is not None:
+        asked.page.write_text(page(rows), encoding="utf-8")
+    return int(any(row["status"] in FINDINGS for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
