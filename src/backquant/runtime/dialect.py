@@ -18,7 +18,7 @@ import operator
 from collections import Counter
 from collections.abc import Container
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,17 +28,35 @@ import backquant.nn.intrinsic as nni
 import backquant.nn.intrinsic.quantized as nniq
 from backquant.convert import ReferenceModel, reference_state
 from backquant.graph import DeferredGraphModule, assemble, copied_graph, get_module
+from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.nn.quantized import conv, functions, linear
 from backquant.nn.quantized import reference as nnqr
 from backquant.nn.quantized.scaled import Scaled, limited
 from backquant.runtime.checkpointed import Origin
-from backquant.runtime.packed_weights import functional_name, packed_weight
+from backquant.runtime.dialect_calls import (
+    BINARY,
+    RANGES,
+    Call,
+    Numbers,
+    function_call,
+    measures_as_kernels,
+    number_call,
+)
+from backquant.runtime.dialect_kernels import (
+    dynamic_call,
+    dynamic_layer,
+    dynamic_module,
+    embedding,
+    kernels_by_node,
+)
+from backquant.runtime.packed_weights import PackedWeight, functional_name, packed_weight
 from backquant.runtime.record import LoweredRecord
 
 _ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
+_CAST = "quantized_decomposed.convert_element_type.no_fuse"
 _TOKENS = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
 _WEIGHTED: dict[type, type] = {
     nnqr.Linear: linear.Linear,
@@ -63,7 +81,6 @@ _FUNCTIONS: dict[type, type] = {
     nni.BNReLU2d: nniq.BNReLU2d,
     nni.BNReLU3d: nniq.BNReLU3d,
 }
-_BINARY = {operator.add: "add", torch.add: "add", operator.mul: "mul", torch.mul: "mul"}
 _MATMUL = (torch.matmul, operator.matmul)
 _RELU = (F.relu, torch.relu)
 # operators that PyTorch runs on quantized tensors, and whose result has their scale
@@ -83,6 +100,7 @@ _SAME = frozenset(
         nn.Flatten,
     ]
 )
+_MEASURING = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 # with a result of which the scale is known
 _FIXED = frozenset(
     [
@@ -94,20 +112,12 @@ _FIXED = frozenset(
 
 # of these qnnpack's own give channels that lie last in another order
 _CLAMPS = (torch.clamp, "clamp", F.hardtanh, F.hardtanh_, F.relu6, nn.Hardtanh, nn.ReLU6)
-_RANGES = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.qint32: (-(2**31), 2**31 - 1)}
 _SHAPES = (getattr, "size", "shape")
 
 
-class _Numbers(NamedTuple):
-    """What the integers of a quantized tensor stand for. ``limits``: where narrower than the dtype."""
-
-    scale: float
-    zero_point: int
-    dtype: torch.dtype
-    limits: tuple[int, int] | None
-
-
-def shown_of(record: LoweredRecord, origin: Origin | None) -> fx.GraphModule | None:
+def shown_of(
+    record: LoweredRecord, origin: Origin | None, lowered: fx.GraphModule
+) -> fx.GraphModule | None:
     """What a lowered model shows: its reference model in PyTorch's dialect, or ``None`` where it shows its
     kernels (other engines; inputs or outputs that are integers; exported, loaded and standalone models)."""
     if origin is None or record.interface or record.inputs or record.outputs:
@@ -118,33 +128,46 @@ def shown_of(record: LoweredRecord, origin: Origin | None) -> fx.GraphModule | N
     if sum(1 for _ in parts) > 1:
         return None
     in_float = {reason.node for reason in record.left_in_float}
-    return in_torch_dialect(origin.reference, record.engine.name, in_float)
+    return in_torch_dialect(origin.reference, record.engine.name, in_float, lowered)
 
 
 def in_torch_dialect(
-    reference: ReferenceModel, engine: str, in_float: Container[str] = ()
+    reference: ReferenceModel,
+    engine: str,
+    in_float: Container[str] = (),
+    lowered: fx.GraphModule | None = None,
 ) -> fx.GraphModule | None:
     """Rules 1 to 4 for a traced model in the decomposed dialect.
 
-    ``None`` where quantized layers have no such form yet, such as dynamic and recurrent ones: their reference
-    modules give other bits than kernels.
+    ``None`` where quantized layers have no such form yet, such as recurrent ones: their reference modules
+    give other bits than kernels.
 
-    ``in_float``: layers, by node, that stay as they are, such as those whose sums would saturate.
+    ``in_float``: layers, by node, that compute in float, such as those whose sums would saturate.
+    ``lowered``: the model with kernels, for layers that are shown by them.
     """
-    return _Dialect(reference, engine, in_float).written()
+    kernels = {} if lowered is None else kernels_by_node(lowered)
+    return _Dialect(reference, engine, in_float, kernels).written()
 
 
 class _Dialect:
-    def __init__(self, reference: ReferenceModel, engine: str, in_float: Container[str]) -> None:
+    def __init__(
+        self,
+        reference: ReferenceModel,
+        engine: str,
+        in_float: Container[str],
+        kernels: dict[str, nn.Module],
+    ) -> None:
         self.reference, self.state, self.engine = reference, reference_state(reference), engine
-        self.in_float = in_float
+        self.in_float, self.kernels = in_float, kernels
         self.graph = copied_graph(reference.graph)
         self.values: dict[str, Any] = {}
         self.calls = Counter(n.target for n in self.graph.nodes if n.op == "call_module")
         self.packed: Counter[str] = Counter()
-        self.numbers: dict[fx.Node, _Numbers] = {}
+        self.numbers: dict[fx.Node, Numbers] = {}
 
     def written(self) -> fx.GraphModule | None:
+        for node in list(self.graph.nodes):
+            self._between_floats(node)
         for node in list(self.graph.nodes):
             self._respell(node)
         for node in list(self.graph.nodes):
@@ -175,16 +198,56 @@ class _Dialect:
                 args = (value, *numbers, token)
                 new = self.graph.call_function(torch.quantize_per_tensor, args)
             limits: Any = node.args[3:5]
-            usual = limits == _RANGES[token]
-            self.numbers[new] = _Numbers(scale, zero_point, token, None if usual else limits)  # type: ignore[arg-type]
+            usual = limits == RANGES[token]
+            self.numbers[new] = Numbers(scale, zero_point, token, None if usual else limits)  # type: ignore[arg-type]
         elif str(node.target) == _DEQUANTIZE and node.args[0] in self.numbers:
             with self.graph.inserting_before(node):
                 new = self.graph.call_method("dequantize", (node.args[0],))
+        elif str(node.target) == _CAST:
+            new = self._cast(node)
         else:
             return
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         self.graph.erase_node(node)
+
+    def _cast(self, node: fx.Node) -> fx.Node:
+        with self.graph.inserting_before(node):
+            if node.args[1] == torch.float32:
+                return self.graph.call_method("dequantize", (node.args[0],))
+            return self.graph.call_method("to", node.args)
+
+    def _between_floats(self, last: fx.Node) -> None:
+        """A layer that is shown by its kernel."""
+        kernel, path = self.kernels.get(last.name), str(last.target)
+        called = self._called(last)
+        shown = None if called is None else embedding(kernel, called)
+        if shown is not None:
+            self.values[path] = shown
+            return
+        is_relu = self._is_relu(last)
+        layer = dynamic_layer(last, kernel, is_relu)
+        if layer is None or (layer.node.op == "call_module" and self._called(layer.node) is None):
+            return
+        if layer.node.op == "call_module":
+            path = str(layer.node.target)
+            self.values[path] = dynamic_module(layer.kernel, self._called(layer.node))
+            layer.node.args, layer.node.kwargs = (layer.source,), {}
+            new = layer.node
+        else:
+            name, packed, rest = dynamic_call(layer.kernel)
+            with self.graph.inserting_before(layer.node):
+                weight = self._packed_buffer(layer.node, packed)
+                args = (layer.source, weight, *rest)
+                new = self.graph.call_function(getattr(torch.ops.quantized, name), args)
+            new.meta.update(layer.node.meta)
+        for old in dict.fromkeys((last, layer.node)):
+            if old is not new:
+                old.replace_all_uses_with(new)
+                self.graph.erase_node(old)
+
+    def _is_relu(self, node: fx.Node) -> bool:
+        return node.target in _RELU or type(self._called(node)) is nn.ReLU
 
     def _buffer(self, name: str, value: Any) -> fx.Node:
         while name in self.values or hasattr(self.reference, name):
@@ -205,14 +268,14 @@ class _Dialect:
         if self._module(quantize, node) or self._same(quantize, node):
             return
         relu = None
-        if node.target in _RELU or type(self._called(node)) is nn.ReLU:
+        if self._is_relu(node):
             relu, node = node, node.args[0]
             if not isinstance(node, fx.Node) or len(node.users) > 1:
                 return
         if functional_name(node):
             self._functional(quantize, node, relu)
-        else:
-            self._binary(quantize, node, relu)
+        elif not self._binary(quantize, node, relu):
+            self._of_one_tensor(quantize, node, relu)
 
     def _called(self, node: fx.Node) -> nn.Module | None:
         is_alone = node.op == "call_module" and self.calls[node.target] == 1
@@ -228,10 +291,14 @@ class _Dialect:
         known = [self.numbers[s].dtype for s in sources if s is not None]
         if len(known) < len(sources) or {*known, quantize.args[3]} != {torch.quint8}:
             return False
-        if type(module) in _WEIGHTED and (node.name in self.in_float or not _is_plain(module)):
+        if type(module) in _WEIGHTED and not _is_plain(module):
+            return False
+        if isinstance(module, _MEASURING) and not measures_as_kernels(self.numbers[sources[0]]):  # type: ignore[index]
             return False
         scale, zero_point, _, limits = self.numbers[quantize]
         made = self._made(kind, module, scale, zero_point)
+        if type(module) in _WEIGHTED and node.name in self.in_float:
+            made.saturates = True
         made.limits = limits
         self.values[str(node.target)] = made
         node.args = tuple(sources)
@@ -265,14 +332,33 @@ class _Dialect:
         self._end(quantize, node)
         return True
 
-    def _binary(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> None:
-        name = _BINARY.get(node.target) or ("matmul" if node.target in _MATMUL else "")  # type: ignore[arg-type]
+    def _binary(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> bool:
+        name = BINARY.get(node.target) or ("matmul" if node.target in _MATMUL else "")  # type: ignore[arg-type]
         sources = [self._integers(value) for value in node.args]
         if not name or node.kwargs or len(sources) != 2 or None in sources:
-            return
+            return False
         if name == "matmul" and relu is not None:
+            return False
+        self._call(quantize, node, relu, Call(f"{name}_relu" if relu else name, tuple(sources)))
+        return True
+
+    def _of_one_tensor(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> None:
+        """A function of one quantized tensor, or of one and a number."""
+        values = [*node.args, node.kwargs.get("input")]
+        sources = [source for source in map(self._integers, values) if source is not None]
+        if len(sources) != 1 or node.op != "call_function":
             return
-        self._call(quantize, node, relu, (name, *sources))
+        numbers = self.numbers[sources[0]], self.numbers[quantize]
+        call = number_call(node, relu is not None, *numbers)
+        if call is not None:
+            (constant,) = call.before
+            with self.graph.inserting_before(node):
+                call = call._replace(before=(self._buffer(f"_{node.name}_number", constant),))
+        elif relu is None:
+            call = function_call(node, *numbers)
+        if call is not None:
+            call = call._replace(before=(sources[0], *call.before))
+            self._call(quantize, node, relu, call)
 
     def _functional(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> None:
         source = self._integers(node.args[0]) if node.args else None
@@ -283,30 +369,36 @@ class _Dialect:
         packed = packed_weight(self.reference, node)
         if packed is None:
             return
+        packed.packing = partial(packing_for, self.engine)
+        with self.graph.inserting_before(quantize.args[1]):  # type: ignore[arg-type]
+            weight = self._packed_buffer(node, packed)
+        name = functional_name(node)
+        if relu is not None and "transpose" not in name:
+            name = f"{name}_relu"
+        self._call(quantize, node, relu, Call(name, (source, weight)))
+
+    def _packed_buffer(self, node: fx.Node, packed: PackedWeight) -> fx.Node:
         scope = self.state.scopes.get(node.name)
         stem = "" if scope is None else scope.path.replace(".", "_")
-        first: Any = quantize.args[1]
-        with self.graph.inserting_before(first):
-            weight = self._buffer(f"{stem}_packed_weight_{self._next(stem)}", packed)
-            packed.packing = partial(packing_for, self.engine)
-        self._call(quantize, node, relu, (functional_name(node), source, weight))
+        return self._buffer(f"{stem}_packed_weight_{self._next(stem)}", packed)
 
     def _next(self, stem: str) -> int:
         number = self.packed[stem]
         self.packed[stem] += 1
         return number
 
-    def _call(
-        self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None, called: tuple[Any, ...]
-    ) -> None:
+    def _call(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None, call: Call) -> None:
         """Put a call of ``torch.ops.quantized`` in the place of an operator with its neighbours."""
-        name, *sources = called
-        target = getattr(torch.ops.quantized, f"{name}_relu" if relu is not None else name)
+        target = getattr(torch.ops.quantized, call.name)
         with self.graph.inserting_before(quantize):
-            new = self.graph.call_function(target, (*sources, *quantize.args[1:3]))
+            args = (*call.before, *quantize.args[1:3], *call.after)
+            new = result = self.graph.call_function(target, args)
+            if relu is not None and not call.name.endswith("_relu"):
+                result = self.graph.node_copy(relu, lambda _: new)
+                relu.replace_all_uses_with(result)
         new.meta.update(node.meta)
-        self.numbers[new] = self.numbers[quantize]
-        quantize.replace_all_uses_with(new)
+        self.numbers[new] = self.numbers[result] = self.numbers[quantize]
+        quantize.replace_all_uses_with(result)
         for old in (quantize, relu, node):
             if old is not None:
                 self.graph.erase_node(old)
@@ -325,7 +417,7 @@ class _Dialect:
         if node.op != "call_module":
             return str(node.target).startswith("quantized_decomposed.")
         if str(node.target) in self.values or node.name in self.in_float:
-            return False
+            return False  # what computes in float does so by its reference module
         parts = get_module(self.reference, str(node.target)).modules()
         return any(type(part).__module__.startswith(nnqr.__name__) for part in parts)
 
@@ -370,7 +462,10 @@ class _Dialect:
 def _moves_values(node: fx.Node) -> bool:
     """Whether it does nothing but quantize and dequantize."""
     known = (torch.quantize_per_tensor, limited, "dequantize", operator.getitem)
-    return node.target in known or str(node.target).startswith("quantized_decomposed.")
+    is_quantizing = str(node.target).startswith("quantized_decomposed.") or is_dynamic_boundary(
+        node
+    )
+    return node.target in known or is_quantizing
 
 
 def _is_plain(module: Any) -> bool:

@@ -16,8 +16,12 @@ _KINDS: dict[Any, tuple[str, int]] = {
     F.conv1d: ("conv1d", 1),
     F.conv2d: ("conv2d", 2),
     F.conv3d: ("conv3d", 3),
+    F.conv_transpose1d: ("conv_transpose1d", 1),
+    F.conv_transpose2d: ("conv_transpose2d", 2),
+    F.conv_transpose3d: ("conv_transpose3d", 3),
 }
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = (*_ARGUMENTS[:5], "output_padding", "groups", "dilation")
 _STORED = tuple(
     f"quantized_decomposed.dequantize_per_{kind}.default" for kind in ("channel", "tensor")
 )
@@ -43,9 +47,11 @@ class PackedWeight:
     def packed(self) -> Any:
         """The engine's object."""
         if self._packed is None:
-            prepack = getattr(torch.ops.quantized, f"{self.kind}_prepack")
+            half = self.integers.is_floating_point()
+            prepack = getattr(torch.ops.quantized, f"{self.kind}_prepack{'_fp16' if half else ''}")
+            weight = self.integers.float() if half else self._quantized()
             with self.packing():
-                self._packed = prepack(self._quantized(), self.bias, *self.settings)
+                self._packed = prepack(weight, self.bias, *self.settings)
         return self._packed
 
     def _quantized(self) -> torch.Tensor:
@@ -73,7 +79,9 @@ def functional_name(node: fx.Node) -> str:
 def packed_weight(root: Any, node: fx.Node) -> PackedWeight | None:
     """The constant weight and bias of ``node``; ``None`` where they are others, or settings are words."""
     kind, rank = _KINDS[node.target]
-    called: dict[str, Any] = {**dict(zip(_ARGUMENTS, node.args, strict=False)), **node.kwargs}
+    transposed = kind.startswith("conv_transpose")
+    names = _TRANSPOSED if transposed else _ARGUMENTS
+    called: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     weight, bias = called.get("weight"), called.get("bias")
     if not isinstance(weight, fx.Node) or str(weight.target) not in _STORED:
         return None
@@ -83,7 +91,9 @@ def packed_weight(root: Any, node: fx.Node) -> PackedWeight | None:
     if isinstance(bias, fx.Node) and bias.op != "get_attr":
         return None
     integers = _tensor(root, stored)
-    usual = (("stride", 1), ("padding", 0), ("dilation", 1))[: 3 * rank]
+    usual = [("stride", 1), ("padding", 0), ("dilation", 1)][: 3 * rank]
+    if transposed:
+        usual.insert(2, ("output_padding", 0))
     settings = [called.get(name, default) for name, default in usual]
     if integers.dtype != torch.int8 or any(isinstance(value, str) for value in settings):
         return None
@@ -91,6 +101,8 @@ def packed_weight(root: Any, node: fx.Node) -> PackedWeight | None:
     scale, zero_point = weight.args[1:3]
     axis: Any = None
     if "per_channel" in str(weight.target):
+        if transposed:
+            return None
         scale, zero_point, axis = _tensor(root, scale), _tensor(root, zero_point), weight.args[3]
     held = None if bias is None else _tensor(root, bias).detach()
     groups = [called.get("groups", 1)] if rank else []

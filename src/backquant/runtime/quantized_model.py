@@ -85,7 +85,7 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
     ) -> None:
         super().__init__(nn.Module(), Graph(), class_name="QuantizedModel")
         self.record, self.origin = record, origin
-        self._begin_face(graph_module, shown_of(record, origin))
+        self._begin_face(graph_module, shown_of(record, origin, graph_module))
         self.source = ""
         self.replays: Replays | None = None
         self._quantized_inputs = quantized_inputs(graph_module)
@@ -111,7 +111,7 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
     def _take_over(self, other: QuantizedModel) -> None:
         adopt(self.graph_module, other.graph_module)
         self.record, self.origin = other.record, other.origin
-        face = shown_of(self.record, self.origin)
+        face = shown_of(self.record, self.origin, other.graph_module)
         if face is not None:
             adopt(self, face)
         self._begin_face(other.graph_module, face)

@@ -55,6 +55,16 @@ class _Conv(Weighted):
         # qnnpack's clamp gives channels in another order where they lie last
         return out.contiguous()
 
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self._around(), mode=self.padding_mode), 0
+        function = getattr(F, f"conv{len(self.kernel_size)}d")
+        settings = (self.stride, padding, self.dilation, self.groups)
+        out: torch.Tensor = function(x, self.weight().dequantize(), self.bias(), *settings)
+        return out
+
     def extra_repr(self) -> str:
         told = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
         told += f", stride={self.stride}, {super()._qparams_repr().rpartition(', qscheme')[0]}"
@@ -90,11 +100,19 @@ class ConvReLU1d(Conv1d):
 
     _operator = "conv1d_relu"
 
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        return super().real(x).relu()
+
 
 class ConvReLU2d(Conv2d):
     """``Conv2d`` and ReLU in one."""
 
     _operator = "conv2d_relu"
+
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        return super().real(x).relu()
 
 
 class ConvReLU3d(Conv3d):
@@ -102,22 +120,23 @@ class ConvReLU3d(Conv3d):
 
     _operator = "conv3d_relu"
 
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        return super().real(x).relu()
+
 
 class ConvAdd2d(Conv2d):
-    """``Conv2d`` and the sum with a second input."""
+    """``Conv2d`` and the sum with a second input: in float, and rounded once."""
+
+    def _computed(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.compute(*inputs)
 
     def compute(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Both inputs and the output are quantized."""
         return self._plus(x, other, lambda y: y)
 
     def _plus(self, x: torch.Tensor, other: torch.Tensor, function: Any) -> torch.Tensor:
-        y = F.conv2d(
-            x.dequantize(),
-            self.weight().dequantize(),
-            self.bias(),
-            *(self.stride, self.padding, self.dilation, self.groups),
-        )
-        y = function(y + other.dequantize())
+        y = function(self.real(x.dequantize()) + other.dequantize())
         return torch.quantize_per_tensor(y, self.scale, self.zero_point, x.dtype)
 
 
@@ -138,6 +157,13 @@ class _ConvTranspose(_Conv):
             *(list(self.stride), list(self.padding), list(self.output_padding)),
             *(list(self.dilation), self.groups),
         )
+
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        function = getattr(F, f"conv_transpose{len(self.kernel_size)}d")
+        settings = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+        out: torch.Tensor = function(x, self.weight().dequantize(), self.bias(), *settings)
+        return out
 
 
 class ConvTranspose1d(_ConvTranspose):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from backquant.nn.quantized.scaled import Weighted
 
@@ -23,6 +24,10 @@ class Linear(Weighted):
         out: torch.Tensor = torch.ops.quantized.linear(x, self._packed, self.scale, self.zero_point)
         return out
 
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        return F.linear(x, self.weight().dequantize(), self.bias())
+
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, {self._qparams_repr()}"
@@ -37,6 +42,10 @@ class LinearReLU(Linear):
             x, self._packed, self.scale, self.zero_point
         )
         return out
+
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        return super().real(x).relu()
 
 
 class LinearLeakyReLU(Linear):
@@ -54,6 +63,10 @@ class LinearLeakyReLU(Linear):
             x, packed, scale, zero_point, lambda y: torch.where(y > 0, y, y * self.negative_slope)
         )
 
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        return F.leaky_relu(super().real(x), self.negative_slope)
+
 
 class LinearTanh(Linear):
     """``Linear`` and tanh."""
@@ -61,6 +74,10 @@ class LinearTanh(Linear):
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Input ``(*, in_features)``, output ``(*, out_features)``, both quantized."""
         return _finished(x, self._packed, self.scale, self.zero_point, torch.tanh)
+
+    def real(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float."""
+        return super().real(x).tanh()
 
 
 def _finished(

@@ -81,8 +81,11 @@ class Scaled(nn.Module):
         for i, limits in enumerate(self.input_limits):
             if limits is not None:
                 inputs[i] = limited(inputs[i], *limits)
-        out = self.compute(*inputs)
+        out = self._computed(*inputs)
         return out if self.limits is None else limited(out, *self.limits)
+
+    def _computed(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.compute(*inputs)
 
     @classmethod
     def from_reference(
@@ -131,10 +134,13 @@ class Weighted(Scaled):
 
     ``weight()`` is the quantized tensor, ``bias()`` the float bias or ``None``, as of PyTorch's modules;
     in the ``state_dict``: ``weight`` (integers), ``weight_scale``, ``weight_zero_point``, ``bias``.
-    ``packing``: the setting of the engine to pack the weight for.
+    ``packing``: the setting of the engine to pack the weight for. ``saturates``: the engine's sums would, on
+    this CPU; ``real``, the float function, and one rounding take their place.
     """
 
     packing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    saturates: bool = False
+    real: Callable[..., torch.Tensor]
 
     _weight_axis: int
 
@@ -146,7 +152,7 @@ class Weighted(Scaled):
         source: Any = module[0] if isinstance(module, nn.Sequential) else module
         settings = {k: v for k, v in vars(source).items() if not k.startswith(("_", "weight_"))}
         made: Any = bare(cls, settings)
-        made._take(source.weight, source.weight_scale, source.weight_zero_point, source.bias)
+        made._take(*(getattr(source, name, None) for name in _TENSORS))
         made._weight_axis = source.weight_axis
         made._of(module)
         made._scaled(scale, zero_point)
@@ -159,6 +165,12 @@ class Weighted(Scaled):
     def _take(self, *tensors: torch.Tensor | None) -> None:
         held = (None if tensor is None else tensor.detach() for tensor in tensors)
         self._buffers.update(zip(_TENSORS, held, strict=True))
+
+    def _computed(self, *inputs: torch.Tensor) -> torch.Tensor:
+        if not self.saturates:
+            return self.compute(*inputs)
+        result = self.real(*(x.dequantize() for x in inputs))
+        return torch.quantize_per_tensor(result, self.scale, self.zero_point, inputs[0].dtype)
 
     def weight(self) -> torch.Tensor:
         """The weight as a quantized tensor."""
