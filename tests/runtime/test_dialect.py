@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from backquant.ao.quantization.backend_config.native import (
+    get_test_only_legacy_native_backend_config,
+)
 from torch import fx, nn
 from torch.ao.quantization import QConfigMapping, get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
@@ -230,6 +233,94 @@ def test_layers_whose_sums_would_saturate_are_shown_like_others(case: str) -> No
     x = 2 * batches[1]
     assert torch.equal(fx.Interpreter(quantized).run(x), quantized(x))
     assert "dequantize" not in _words(quantized)[:-1]
+
+
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Conv2d(4, 4, 1), nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.first(x))
+
+
+def _converted(model: nn.Module, custom: Any, x: torch.Tensor) -> bq.QuantizedModel:
+    mapping = bq.ao.quantization.get_default_qconfig_mapping("fbgemm")
+    prepared = bq.prepare_fx(
+        model, mapping, (x,), prepare_custom_config=custom, backend_config="fbgemm"
+    )
+    prepared(x)
+    return bq.convert_fx(prepared)
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_standalone_modules_are_shown_in_their_place(integers: bool) -> None:
+    inner = bq.ao.quantization.fx.custom_config.PrepareCustomConfig()
+    inner.set_input_quantized_indexes([0] if integers else [])
+    inner.set_output_quantized_indexes([0] if integers else [])
+    custom = bq.PrepareCustomConfig().set_standalone_module_name(
+        "inner", None, (torch.randn(IMAGES),), inner, None
+    )
+    x = torch.randn(IMAGES)
+    quantized = _converted(Stacked().eval(), custom, x)
+    assert torch.equal(fx.Interpreter(quantized).run(x), quantized(x))
+    part: Any = quantized.inner
+    assert type(part.get_submodule("0"))._operator == "conv2d_relu"
+    expected = quantized(x)
+    assert part.code and quantized._is_unchanged()
+    part.get_submodule("0").bias().zero_()
+    assert not torch.equal(quantized(x), expected)
+    other = _converted(Stacked().eval(), custom, x)
+    changed: Any = other.inner
+    [output] = changed.graph.find_nodes(op="output")
+    output.args = (next(iter(changed.graph.nodes)),)
+    changed.recompile()
+    assert not other._is_unchanged()
+
+
+def test_quantized_inputs_and_outputs_are_shown_as_quantized_tensors() -> None:
+    custom = bq.PrepareCustomConfig()
+    custom.set_input_quantized_indexes([0]).set_output_quantized_indexes([0])
+    x = torch.quantize_per_tensor(torch.randn(IMAGES), 0.05, 64, torch.quint8)
+    mapping = bq.ao.quantization.get_default_qconfig_mapping("fbgemm")
+    model, real = CASES["ConvReLU2d"][0]().eval(), x.dequantize()
+    prepared = bq.prepare_fx(
+        model, mapping, (real,), prepare_custom_config=custom, backend_config="fbgemm"
+    )
+    prepared(real)
+    quantized = bq.convert_fx(prepared)
+    qparams = quantized.input_qparams[0]
+    given = torch.quantize_per_tensor(real, *qparams.args, torch.quint8)
+    result = fx.Interpreter(quantized).run(given)
+    assert result.is_quantized and result.q_scale() == quantized.output_qparams[0].scale
+    assert torch.equal(result.int_repr(), quantized(given))
+    assert torch.equal(quantized._literally(given.int_repr()), quantized(given))
+
+
+def test_a_module_that_is_called_twice_is_shown_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(self.conv(x))
+
+    x = torch.randn(IMAGES)
+    quantized = _converted(Twice().eval(), None, x)
+    first, second = (quantized.get_submodule(name) for name in ("conv", "conv_1"))
+    assert first.scale != second.scale
+    assert torch.equal(fx.Interpreter(quantized).run(x), quantized(x))
+
+
+def test_casts_are_those_of_torch() -> None:
+    mapping = bq.QConfigMapping().set_global(bq.ao.quantization.float16_static_qconfig)
+    x = torch.randn(ROWS)
+    backend = get_test_only_legacy_native_backend_config()
+    model = nn.Sequential(nn.Sigmoid(), nn.Tanh())
+    quantized = bq.convert_fx(bq.prepare_fx(model, mapping, (x,), backend_config=backend))
+    assert [word for word in _words(quantized) if "_" not in word][:2] == ["to", "dequantize"]
+    assert torch.equal(fx.Interpreter(quantized).run(x), quantized(x))
 
 
 def _with_sine(model: bq.QuantizedModel) -> bq.QuantizedModel:

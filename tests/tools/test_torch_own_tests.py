@@ -138,4 +138,4 @@ def test_judged_is_what_torch_ao_passes_and_each_failure_has_its_reason(tmp_path
     put_into(page, outcomes)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert text.count("| `T.b` | no \\| scale |") == 1 and "**1 of 2**" in text
+    assert text.count("| no \\| scale | `b` |") == 1 and "**1 of 2**" in text

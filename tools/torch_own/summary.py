@@ -108,8 +108,13 @@ def put_into(page: Path, outcomes: Outcomes) -> None:
 
 
 def _table(title: str, tests: dict[str, str]) -> list[str]:
-    rows = [f"| `{test}` | {_cell(why)} |" for test, why in sorted(tests.items())]
-    return [f"| {title} ({len(tests)}) | reason |", "| --- | --- |", *rows]
+    """A row for each reason, the most frequent first."""
+    by_reason: dict[str, list[str]] = {}
+    for test, why in sorted(tests.items()):
+        by_reason.setdefault(why, []).append(f"`{test.rpartition('.')[2]}`")
+    groups = sorted(by_reason.items(), key=lambda group: -len(group[1]))
+    rows = [f"| {_cell(why)} | {', '.join(names)} |" for why, names in groups]
+    return [f"| {title} ({len(tests)}): reason | tests |", "| --- | --- |", *rows]
 
 
 def _cell(text: str) -> str:

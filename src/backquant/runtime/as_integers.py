@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,9 +31,14 @@ def as_integers(value: Any, qparams: QParams) -> Any:
 
 
 def integer_arguments(
-    graph: Graph, qparams: Mapping[int, QParams], args: tuple[Any, ...], kwargs: dict[str, Any]
+    graph: Graph,
+    qparams: Mapping[int, QParams],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    form: Callable[[Any, QParams], Any] = as_integers,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with quantized tensors, by position, as the plain integers that ``graph`` reads.
+    """The arguments with quantized tensors, by position, as the plain integers that ``graph`` reads; or in
+    another ``form``.
 
     >>> graph = torch.fx.symbolic_trace(lambda x, y: x + y).graph
     >>> x = torch.quantize_per_tensor(torch.tensor([1.0]), 0.5, 3, torch.quint8)
@@ -44,7 +49,29 @@ def integer_arguments(
     found, named = list(args), dict(kwargs)
     for index, wanted in qparams.items():
         if index < len(found):
-            found[index] = as_integers(found[index], wanted)
+            found[index] = form(found[index], wanted)
         elif names[index] in named:
-            named[names[index]] = as_integers(named[names[index]], wanted)
+            named[names[index]] = form(named[names[index]], wanted)
     return tuple(found), named
+
+
+def as_quantized(value: Any, qparams: QParams) -> Any:
+    """The inverse of ``as_integers``: plain integers as one of PyTorch's quantized tensors.
+
+    >>> integers = torch.tensor([5, 7], dtype=torch.uint8)
+    >>> as_quantized(integers, QParams(0.5, 3, 0, 255, torch.uint8)).dequantize()
+    tensor([1., 2.])
+    """
+    if not isinstance(value, torch.Tensor) or value.is_quantized or value.dtype != qparams.dtype:
+        return value
+    return torch._make_per_tensor_quantized_tensor(value, *qparams.args)
+
+
+def plain(value: Any) -> Any:
+    """The integers of a quantized tensor; anything else as it is.
+
+    >>> plain(torch.quantize_per_tensor(torch.tensor([1.0]), 0.5, 3, torch.quint8)), plain(1)
+    (tensor([5], dtype=torch.uint8), 1)
+    """
+    is_quantized = isinstance(value, torch.Tensor) and value.is_quantized
+    return value.int_repr() if is_quantized else value

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -27,12 +27,13 @@ from torch import fx, nn
 import backquant.nn.intrinsic as nni
 import backquant.nn.intrinsic.quantized as nniq
 from backquant.convert import ReferenceModel, reference_state
-from backquant.graph import DeferredGraphModule, assemble, copied_graph, get_module
+from backquant.graph import assemble, copied_graph, get_module
 from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.nn.quantized import conv, functions, linear
 from backquant.nn.quantized import reference as nnqr
 from backquant.nn.quantized.scaled import Scaled, limited
+from backquant.operators import moves_values
 from backquant.runtime.checkpointed import Origin
 from backquant.runtime.dialect_calls import (
     BINARY,
@@ -52,6 +53,7 @@ from backquant.runtime.dialect_kernels import (
 )
 from backquant.runtime.packed_weights import PackedWeight, functional_name, packed_weight
 from backquant.runtime.record import LoweredRecord
+from backquant.runtime.watched import Part
 
 _ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
@@ -119,13 +121,10 @@ def shown_of(
     record: LoweredRecord, origin: Origin | None, lowered: fx.GraphModule
 ) -> fx.GraphModule | None:
     """What a lowered model shows: its reference model in PyTorch's dialect, or ``None`` where it shows its
-    kernels (other engines; inputs or outputs that are integers; exported, loaded and standalone models)."""
-    if origin is None or record.interface or record.inputs or record.outputs:
+    kernels (other engines; exported and loaded models)."""
+    if origin is None or record.interface:
         return None
     if record.engine is None or record.engine.name not in _ENGINES:
-        return None
-    parts = (part for part in origin.reference.modules() if isinstance(part, ReferenceModel))
-    if sum(1 for _ in parts) > 1:
         return None
     in_float = {reason.node for reason in record.left_in_float}
     return in_torch_dialect(origin.reference, record.engine.name, in_float, lowered)
@@ -134,9 +133,9 @@ def shown_of(
 def in_torch_dialect(
     reference: ReferenceModel,
     engine: str,
-    in_float: Container[str] = (),
+    in_float: Collection[str] = (),
     lowered: fx.GraphModule | None = None,
-) -> fx.GraphModule | None:
+) -> Part | None:
     """Rules 1 to 4 for a traced model in the decomposed dialect.
 
     ``None`` where quantized layers have no such form yet, such as recurrent ones: their reference modules
@@ -145,8 +144,10 @@ def in_torch_dialect(
     ``in_float``: layers, by node, that compute in float, such as those whose sums would saturate.
     ``lowered``: the model with kernels, for layers that are shown by them.
     """
-    kernels = {} if lowered is None else kernels_by_node(lowered)
-    return _Dialect(reference, engine, in_float, kernels).written()
+    shown = _Dialect(reference, engine, in_float, lowered).written()
+    if shown is not None:
+        shown.settle()
+    return shown
 
 
 class _Dialect:
@@ -154,20 +155,23 @@ class _Dialect:
         self,
         reference: ReferenceModel,
         engine: str,
-        in_float: Container[str],
-        kernels: dict[str, nn.Module],
+        in_float: Collection[str],
+        lowered: fx.GraphModule | None,
     ) -> None:
         self.reference, self.state, self.engine = reference, reference_state(reference), engine
-        self.in_float, self.kernels = in_float, kernels
+        self.in_float, self.lowered = in_float, lowered
+        self.kernels = {} if lowered is None else kernels_by_node(lowered)
         self.graph = copied_graph(reference.graph)
         self.values: dict[str, Any] = {}
-        self.calls = Counter(n.target for n in self.graph.nodes if n.op == "call_module")
         self.packed: Counter[str] = Counter()
         self.numbers: dict[fx.Node, Numbers] = {}
 
-    def written(self) -> fx.GraphModule | None:
+    def written(self) -> Part | None:
         for node in list(self.graph.nodes):
-            self._between_floats(node)
+            if isinstance(self._called(node), ReferenceModel):
+                self._standalone(node)
+            else:
+                self._between_floats(node)
         for node in list(self.graph.nodes):
             self._respell(node)
         for node in list(self.graph.nodes):
@@ -175,6 +179,7 @@ class _Dialect:
                 self._fuse(node)
         for node in list(self.graph.nodes):
             self._read_shape(node)
+            self._move_half(node)
         for node in list(self.graph.nodes):
             self._limit(node)
         for node in reversed(list(self.graph.nodes)):
@@ -182,7 +187,33 @@ class _Dialect:
                 self.graph.erase_node(node)
         if any(self._has_no_form(node) for node in self.graph.nodes):
             return None
-        return assemble(DeferredGraphModule, self.graph, self.reference, self.values)
+        return assemble(Part, self.graph, self.reference, self.values)
+
+    def _standalone(self, node: fx.Node) -> None:
+        """A model of its own, whose integers are quantized tensors, too."""
+        path = str(node.target)
+        if path in self.values or self.lowered is None:
+            return
+        inner: Any = self._called(node)
+        in_float = [n.removeprefix(f"{path}.") for n in self.in_float if n.startswith(f"{path}.")]
+        lowered: Any = self.lowered.get_submodule(path)
+        shown = in_torch_dialect(inner, self.engine, in_float, lowered)
+        if shown is not None:
+            self.values[path] = shown
+
+    def _is_received(self, node: Any) -> bool:
+        """Whether it is an input, or a standalone module's result, whose numbers its reader knows."""
+        is_input = isinstance(node, fx.Node) and node.op == "placeholder"
+        return is_input or isinstance(self._called(node), ReferenceModel)
+
+    def _is_known(self, dequantize: fx.Node) -> bool:
+        """Whether what it reads is a quantized tensor."""
+        source, scale, zero_point, low, high, dtype = dequantize.args
+        if source not in self.numbers and self._is_received(source) and dtype in _TOKENS:
+            token: Any = _TOKENS[dtype]  # type: ignore[index]
+            limits: Any = None if (low, high) == RANGES[token] else (low, high)
+            self.numbers[source] = Numbers(scale, zero_point, token, limits)  # type: ignore[index, arg-type]
+        return source in self.numbers
 
     def _respell(self, node: fx.Node) -> None:
         if str(node.target) == _QUANTIZE and node.args[5] in _TOKENS:
@@ -200,7 +231,7 @@ class _Dialect:
             limits: Any = node.args[3:5]
             usual = limits == RANGES[token]
             self.numbers[new] = Numbers(scale, zero_point, token, None if usual else limits)  # type: ignore[arg-type]
-        elif str(node.target) == _DEQUANTIZE and node.args[0] in self.numbers:
+        elif str(node.target) == _DEQUANTIZE and self._is_known(node):
             with self.graph.inserting_before(node):
                 new = self.graph.call_method("dequantize", (node.args[0],))
         elif str(node.target) == _CAST:
@@ -219,19 +250,18 @@ class _Dialect:
 
     def _between_floats(self, last: fx.Node) -> None:
         """A layer that is shown by its kernel."""
-        kernel, path = self.kernels.get(last.name), str(last.target)
+        kernel = self.kernels.get(last.name)
         called = self._called(last)
         shown = None if called is None else embedding(kernel, called)
         if shown is not None:
-            self.values[path] = shown
+            self._put(last, shown)
             return
         is_relu = self._is_relu(last)
         layer = dynamic_layer(last, kernel, is_relu)
-        if layer is None or (layer.node.op == "call_module" and self._called(layer.node) is None):
+        if layer is None:
             return
         if layer.node.op == "call_module":
-            path = str(layer.node.target)
-            self.values[path] = dynamic_module(layer.kernel, self._called(layer.node))
+            self._put(layer.node, dynamic_module(layer.kernel, self._called(layer.node)))
             layer.node.args, layer.node.kwargs = (layer.source,), {}
             new = layer.node
         else:
@@ -278,8 +308,17 @@ class _Dialect:
             self._of_one_tensor(quantize, node, relu)
 
     def _called(self, node: fx.Node) -> nn.Module | None:
-        is_alone = node.op == "call_module" and self.calls[node.target] == 1
-        return get_module(self.reference, str(node.target)) if is_alone else None
+        is_module = node.op == "call_module"
+        return get_module(self.reference, str(node.target)) if is_module else None
+
+    def _put(self, node: fx.Node, module: nn.Module) -> None:
+        """Show ``module`` in a call's place; the second call of one module has a place of its own."""
+        path, number = str(node.target), 0
+        while path in self.values:
+            number += 1
+            path = f"{node.target}_{number}"
+        node.target = path
+        self.values[path] = module
 
     def _module(self, quantize: fx.Node, node: fx.Node) -> bool:
         """A module with a scale of its own."""
@@ -289,7 +328,10 @@ class _Dialect:
         if module is None or kind is None or node.kwargs or not sources:
             return False
         known = [self.numbers[s].dtype for s in sources if s is not None]
-        if len(known) < len(sources) or {*known, quantize.args[3]} != {torch.quint8}:
+        dtypes = {*known, quantize.args[3]}
+        if len(known) < len(sources) or len(dtypes) > 1 or torch.qint32 in dtypes:
+            return False
+        if type(module) not in _WEIGHTED and dtypes != {torch.quint8}:
             return False
         if type(module) in _WEIGHTED and not _is_plain(module):
             return False
@@ -300,7 +342,7 @@ class _Dialect:
         if type(module) in _WEIGHTED and node.name in self.in_float:
             made.saturates = True
         made.limits = limits
-        self.values[str(node.target)] = made
+        self._put(node, made)
         node.args = tuple(sources)
         self._end(quantize, node)
         return True
@@ -328,15 +370,32 @@ class _Dialect:
             return False
         if key in _SAME and any(self.numbers[s] != wanted for s in sources if s is not None):
             return False
+        if _is_in_place(key) and not all(self._is_alone(s, node) for s in sources):
+            return False
         node.args = (sources if listed else sources[0], *node.args[1:])
         self._end(quantize, node)
         return True
+
+    def _is_alone(self, source: Any, reader: fx.Node) -> bool:
+        """Whether nobody else reads the memory of ``source``."""
+        readers = [source]
+        while readers:
+            node = readers.pop()
+            for user in node.users:
+                if user.target == "dequantize":
+                    readers.append(user)
+                elif user is not reader:
+                    return False
+        is_view = source.op != "call_module" and moves_values(source.target)
+        return not is_view or self._is_alone(source.args[0], source)
 
     def _binary(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> bool:
         name = BINARY.get(node.target) or ("matmul" if node.target in _MATMUL else "")  # type: ignore[arg-type]
         sources = [self._integers(value) for value in node.args]
         if not name or node.kwargs or len(sources) != 2 or None in sources:
             return False
+        if node.name in self.in_float:
+            return True
         if name == "matmul" and relu is not None:
             return False
         self._call(quantize, node, relu, Call(f"{name}_relu" if relu else name, tuple(sources)))
@@ -346,7 +405,7 @@ class _Dialect:
         """A function of one quantized tensor, or of one and a number."""
         values = [*node.args, node.kwargs.get("input")]
         sources = [source for source in map(self._integers, values) if source is not None]
-        if len(sources) != 1 or node.op != "call_function":
+        if len(sources) != 1 or node.op != "call_function" or node.name in self.in_float:
             return
         numbers = self.numbers[sources[0]], self.numbers[quantize]
         call = number_call(node, relu is not None, *numbers)
@@ -418,7 +477,9 @@ class _Dialect:
             return str(node.target).startswith("quantized_decomposed.")
         if str(node.target) in self.values or node.name in self.in_float:
             return False  # what computes in float does so by its reference module
-        parts = get_module(self.reference, str(node.target)).modules()
+        parts = [*get_module(self.reference, str(node.target)).modules()]
+        if any(isinstance(part, ReferenceModel) for part in parts):
+            return True
         return any(type(part).__module__.startswith(nnqr.__name__) for part in parts)
 
     def _is_scaled(self, node: fx.Node) -> bool:
@@ -451,12 +512,31 @@ class _Dialect:
             for user in others:
                 user.replace_input_with(node, new)
 
+    def _move_half(self, cast: fx.Node) -> None:
+        """An operator that moves values does so in the narrower dtype that both its sides are cast to."""
+        node: Any = cast.args[0] if cast.target == "to" else None
+        if node is None or len(node.users) > 1 or not moves_values(node.target):
+            return
+        back: Any = node.args[0]
+        if not isinstance(back, fx.Node) or back.target != "dequantize":
+            return
+        narrow: Any = back.args[0]
+        if narrow.target == "to" and narrow.args[1:] == cast.args[1:]:
+            node.args = (narrow, *node.args[1:])
+            cast.replace_all_uses_with(node)
+            self.graph.erase_node(cast)
+
     def _read_shape(self, node: fx.Node) -> None:
         reads = node.target is getattr and node.args[1] == "shape"
         if reads or (node.op == "call_method" and node.target in ("size", "shape")):
             source = self._integers(node.args[0])
             if source is not None:
                 node.args = (source, *node.args[1:])
+
+
+def _is_in_place(key: Any) -> bool:
+    name = key if isinstance(key, str) else getattr(key, "__name__", "")
+    return bool(name.endswith("_"))
 
 
 def _moves_values(node: fx.Node) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
+from torch.utils._pytree import tree_map
 
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import QParams
@@ -20,7 +21,7 @@ from backquant.lower.engine import EngineInfo, engine_here
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
-from backquant.runtime.as_integers import integer_arguments
+from backquant.runtime.as_integers import as_quantized, integer_arguments, plain
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
 from backquant.runtime.dialect import shown_of
@@ -231,6 +232,14 @@ class QuantizedModel(Checkpointed, PlainlyCalled):
         if self._returned and not (torch.compiler.is_compiling() or stand_ins()):
             result = with_own_memory(result, self.graph_module, self._returned)
         return result if interface is None else interface.restored(result)
+
+    def _literally(self, *args: Any, **kwargs: Any) -> Any:
+        """The graph as it stands: what is shown has PyTorch's quantized tensors at inputs and outputs."""
+        if not (self._shows_tensors() and (self.record.inputs or self.record.outputs)):
+            return super()._literally(*args, **kwargs)
+        graph = self.graph_module.graph
+        args, kwargs = integer_arguments(graph, self.input_qparams, args, kwargs, as_quantized)
+        return tree_map(plain, super()._literally(*args, **kwargs))
 
     def _checks_calls(self) -> bool:
         """Whether the arguments are checked here; where there are recordings, the search for one does it."""

@@ -10,11 +10,41 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from backquant.nn.quantized.counted import Counted
+from backquant.graph import DeferredGraphModule
+from backquant.nn.quantized.counted import Counted, changed
 from backquant.nn.quantized.scaled import Scaled
 
 TABLES = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+class Part(DeferredGraphModule):
+    """A standalone module that is there to be shown. ``changes`` counts edits of its graph.
+
+    >>> from backquant.graph import assemble
+    >>> part = assemble(Part, fx.symbolic_trace(nn.ReLU()).graph, nn.ReLU())
+    >>> part.settle(); _ = part.recompile(); part.changes
+    0
+    """
+
+    changes: int = 0
+    _as_settled: list[str]
+
+    def settle(self) -> None:
+        """Take the graph, as it is, for unchanged."""
+        self.__dict__["_as_settled"] = _written(self.graph)
+
+    def recompile(self) -> Any:
+        """As of any graph module."""
+        written = _written(self.graph)
+        if written != self.__dict__.get("_as_settled", written):
+            self.__dict__.update(_as_settled=written, changes=self.changes + 1)
+            changed()
+        return super().recompile()
+
+
+def _written(graph: fx.Graph) -> list[str]:
+    return [f"{n.name} {n.op} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]
 
 
 class Watched:
@@ -46,7 +76,7 @@ class Watched:
         self._tables = [table for table in tables if table]
         self._counted_hooks = [vars(part)[name] for part in shown[1:] for name in _HOOKS]
         self._hooks = [vars(part)[name] for part in alone for name in _HOOKS]
-        self._scaled = [part for part in shown if isinstance(part, Scaled)]
+        self._scaled = [part for part in shown if isinstance(part, (Scaled, Part))]
         # by a call of C, here and in each call of the model
         self._last, self._is_hooked = Counted.last, any(self._counted_hooks)
         self._ids, self._counted_ids = _ids(self._tables), _ids(self._counting)
@@ -62,7 +92,7 @@ class Watched:
         parts = [*model.modules()]
         if not self.with_tensors:
             return [], parts
-        kinds = [p is model or type(p) is nn.Module or isinstance(p, Scaled) for p in parts]
+        kinds = [p is model or type(p) is nn.Module or isinstance(p, (Scaled, Part)) for p in parts]
         return [*compress(parts, kinds)], [*compress(parts, map(not_, kinds))]
 
     def renew(self, model: nn.Module, *, is_same: bool) -> None:

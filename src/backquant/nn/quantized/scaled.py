@@ -16,10 +16,13 @@ from torch import nn
 
 from backquant.errors import LeftOutError, UsageError
 from backquant.graph.watched import stand_ins
+from backquant.nn.quantized import reference
 from backquant.nn.quantized.counted import changed
 from backquant.nn.quantized.reference.module import bare
+from backquant.observe.qparams import qparam_dict
 
 _ScaledT = TypeVar("_ScaledT", bound="Scaled")
+_SIGNED = 128
 _TENSORS = ("weight", "weight_scale", "weight_zero_point", "bias")
 
 # PyTorch says once per process that quantized tensors are deprecated: here, so that no user sees it.
@@ -129,6 +132,12 @@ def limited(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return torch._make_per_tensor_quantized_tensor(integers, x.q_scale(), x.q_zero_point())
 
 
+def _moved(x: torch.Tensor, by: int) -> torch.Tensor:
+    storage = torch.uint8 if by > 0 else torch.int8
+    integers = (x.int_repr().to(torch.int16) + by).to(storage)
+    return torch._make_per_tensor_quantized_tensor(integers, x.q_scale(), x.q_zero_point() + by)
+
+
 class Weighted(Scaled):
     """A module with an integer weight.
 
@@ -159,6 +168,17 @@ class Weighted(Scaled):
         result: _ScaledT = made
         return result
 
+    @classmethod
+    def from_float(cls: type[_ScaledT], mod: Any) -> _ScaledT:
+        """The quantized form of a float module that was observed: with ``qconfig``, by whose ``weight`` its
+        weight is quantized, and the observer of its result, ``activation_post_process``."""
+        kind = getattr(reference, cls.__name__)
+        observer = mod.qconfig.weight()
+        observer(mod.weight.detach())
+        made = kind.from_float(mod, qparam_dict(observer))
+        numbers = qparam_dict(mod.activation_post_process)
+        return cls.from_reference(made, float(numbers["scale"]), int(numbers["zero_point"]))
+
     def _of(self, module: nn.Module) -> None:
         """Take what else a fused module says."""
 
@@ -168,9 +188,17 @@ class Weighted(Scaled):
 
     def _computed(self, *inputs: torch.Tensor) -> torch.Tensor:
         if not self.saturates:
-            return self.compute(*inputs)
+            signed = inputs[0].dtype == torch.qint8
+            return self._unsigned(*inputs) if signed else self.compute(*inputs)
         result = self.real(*(x.dequantize() for x in inputs))
         return torch.quantize_per_tensor(result, self.scale, self.zero_point, inputs[0].dtype)
+
+    def _unsigned(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """As kernels do with int8: integers and zero points move up by 128, and back."""
+        _ = self._packed
+        twin = bare(type(self), vars(self))
+        twin._buffers = {**self._buffers, "zero_point": _held(self, "zero_point") + _SIGNED}
+        return _moved(twin.compute(*(_moved(x, _SIGNED) for x in inputs)), -_SIGNED)
 
     def weight(self) -> torch.Tensor:
         """The weight as a quantized tensor."""
