@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from backquant.dtypes import QParams
 from backquant.errors import ArtifactError, UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
+from backquant.json_text import read_json
 from backquant.lower import EngineInfo, KernelUse, engine_here
 from backquant.match.plan import Plan, Reason
 from backquant.qconfig import QConfigMapping
@@ -186,7 +186,7 @@ def _engine(document: dict[str, Any]) -> EngineInfo | None:
 def _config(stored: dict[str, str], allow: tuple[str, ...]) -> BackendConfig:
     if "spec" not in stored:
         return BackendConfig(stored["name"])
-    if "extends" in json.loads(stored["spec"]):
+    if "extends" in read_json(stored["spec"]):
         raise ArtifactError(
             "the description inside of an artifact extends another file",
             where="backend",

@@ -29,6 +29,7 @@ from backquant.calibrate.resume import calibration_state, load_calibration_state
 from backquant.errors import CalibrationError, UsageError
 from backquant.files import replace_file
 from backquant.identifiers import label
+from backquant.json_text import read_json
 
 _DIGEST = 64  # characters of a sha-256
 _KEY = "backquant-checkpoint"
@@ -142,7 +143,7 @@ class Kept:
         try:
             state = load(payload)
             length = int.from_bytes(payload[:8], "little")
-            about = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"][_KEY])
+            about = read_json(read_json(payload[8 : 8 + length])["__metadata__"][_KEY])
             found = about["fingerprint"], int(about["batches"]), str(about["data"])
         except (SafetensorError, ValueError, LookupError, TypeError) as error:
             raise self._other() from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from backquant.errors import ArtifactError, UsageError, first_line
+from backquant.json_text import read_json
 from backquant.mapped.memory import MappedMemory
 
 _INDEX = ".safetensors.index.json"
@@ -85,9 +85,9 @@ def _in_files(files: list[Path]) -> dict[str, Path]:
 
 def _indexed(path: Path) -> WeightFiles:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        table = read_json(path.read_bytes())["weight_map"]
         files = {str(name): path.parent / Path(str(file)).name for name, file in table.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ArtifactError(
             f"{path} is no index of safetensors files: {first_line(error)}",
             where=str(path),

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from backquant.json_text import read_json
 from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.source import mentions_quantization, migrate_source
 
@@ -40,7 +41,7 @@ def migrate_notebook(text: str, path: str = "<notebook>") -> FileResult:
     if not mentions_quantization(text):
         return FileResult(path, text, text)
     try:
-        notebook = json.loads(text)
+        notebook = read_json(text)
         cells = _python_cells(notebook)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return _left(text, path, "this is not a notebook of nbformat 4", str(error))

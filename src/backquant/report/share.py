@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -17,9 +18,11 @@ _NOT_INTEGER = ("float16", "float8", "weight only")
 def percent(part: float) -> str:
     """A share; no rounding to all or nothing.
 
-    >>> percent(0.5), percent(0.99999), percent(1), percent(0.00001), percent(0)
-    ('50.0%', '99.9%', '100.0%', '0.1%', '0.0%')
+    >>> percent(0.5), percent(0.99999), percent(1), percent(0.00001), percent(0), percent(math.nan)
+    ('50.0%', '99.9%', '100.0%', '0.1%', '0.0%', 'unknown')
     """
+    if math.isnan(part):
+        return "unknown"
     if 0 < part < 1:
         part = min(max(part, 0.001), 0.999)
     return f"{part:.1%}"

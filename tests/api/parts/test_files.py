@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.snapshots import compare as snapshot
 from torch import nn
 
 import backquant
+from backquant.api import PartlyQuantized
 from backquant.errors import BackquantError
 
 
@@ -53,6 +56,19 @@ def test_messages(tmp_path: Path) -> None:
         index.write_text(json.dumps(document))
         return folder
 
+    def rows(change: Callable[[Any], list[Any]]) -> Path:
+        folder = changed(str(len(list(tmp_path.iterdir()))))
+        index = folder / "parts.json"
+        document = json.loads(index.read_text())
+        index.write_text(json.dumps(document | {"parts": change(document["parts"][0])}))
+        return folder
+
+    def written(content: str | bytes) -> Path:
+        folder = changed(str(len(list(tmp_path.iterdir()))))
+        data = content if isinstance(content, bytes) else content.encode()
+        (folder / "parts.json").write_bytes(data)
+        return folder
+
     refused = {
         "a-folder-that-exists": lambda: backquant.save_parts(found, tmp_path / "parts"),
         "no-place": lambda: backquant.save_parts(found, tmp_path / "none" / "parts"),
@@ -65,6 +81,16 @@ def test_messages(tmp_path: Path) -> None:
             Chosen(), changed("elsewhere", file="../secret.bq")
         ),
         "another-format": lambda: backquant.load_parts(Chosen(), changed("format", format=2)),
+        "a-part-twice": lambda: backquant.load_parts(Chosen(), rows(lambda first: [first, first])),
+        "a-part-within": lambda: backquant.load_parts(
+            Chosen(), rows(lambda first: [first, first | {"path": f"{first['path']}.x"}])
+        ),
+        "too-many-multiply-adds": lambda: backquant.load_parts(Chosen(), changed("total", total=1)),
+        "a-key-twice": lambda: backquant.load_parts(
+            Chosen(), written('{"format": 1, "format": 1, "parts": []}')
+        ),
+        "nested": lambda: backquant.load_parts(Chosen(), written("[" * 100_000)),
+        "no-text": lambda: backquant.load_parts(Chosen(), written(b"\xff\x00")),
         "a-file-that-is-gone": lambda: backquant.load_parts(
             Chosen(), changed("gone", file="99.bq")
         ),
@@ -72,4 +98,16 @@ def test_messages(tmp_path: Path) -> None:
     for name, call in refused.items():
         with pytest.raises(BackquantError) as raised:
             call()
-        snapshot(Path(__file__), name, str(raised.value).replace(str(tmp_path), "FOLDER"))
+        snapshot(
+            Path(__file__),
+            name,
+            re.sub(
+                r"FOLDER/[0-9]+", "FOLDER/N", str(raised.value).replace(str(tmp_path), "FOLDER")
+            ),
+        )
+
+
+def test_parts_that_multiply_nothing_are_printed() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Sigmoid())
+    found = PartlyQuantized(model, {}, {}, 0, {"0": "no kernel"})
+    assert "outside of these parts: unknown" in str(found)

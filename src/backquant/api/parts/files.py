@@ -16,14 +16,16 @@ from pydantic import (
     NonNegativeInt,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 from torch import nn
 
 from backquant.api.arguments import given_model
-from backquant.api.parts.found import PartlyQuantized, with_parts
+from backquant.api.parts.found import PartlyQuantized, lies_within, with_parts
 from backquant.artifact import load, save
 from backquant.errors import ArtifactError, UsageError
 from backquant.graph.clone import own_in_place
+from backquant.json_text import read_json
 from backquant.pipeline.plan import evaluation_copy
 
 _INDEX = "parts.json"
@@ -44,6 +46,17 @@ class _Index(BaseModel):
     total: NonNegativeInt
     in_float: dict[str, str]
     uncounted: list[str] = []
+
+    @model_validator(mode="after")
+    def _each_place_once(self) -> _Index:
+        paths = {part.path for part in self.parts}
+        if len(paths) < len(self.parts):
+            raise ValueError("a part stands in it twice")
+        if any(lies_within(path, paths) for path in paths):
+            raise ValueError("a part lies within another")
+        if sum(part.multiply_adds for part in self.parts) > self.total:
+            raise ValueError("its parts have more multiply-adds than the whole model")
+        return self
 
 
 def save_parts(
@@ -138,17 +151,23 @@ def load_parts(
 
 def _index(place: Path) -> _Index:
     try:
-        return _Index.model_validate_json((place / _INDEX).read_bytes())
+        return _Index.model_validate(read_json((place / _INDEX).read_bytes()))
     except OSError as error:
         raise ArtifactError(
             f"{place} holds no quantized parts: {error.strerror}",
             where=str(place / _INDEX),
             fix="backquant.save_parts(quantized, folder) writes them",
         ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
+    except ValueError as error:  # pydantic's, too
+        said, loc = str(error), ""
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            said, loc = (
+                first["msg"].removeprefix("Value error, "),
+                ", " + ".".join(map(str, first["loc"])),
+            )
         raise ArtifactError(
-            f"{place} holds no index of parts: {first['msg']}",
-            where=f"{place / _INDEX}, {'.'.join(map(str, first['loc']))}",
+            f"{place} holds no index of parts: {said}",
+            where=f"{place / _INDEX}{loc.rstrip(', ')}",
             fix="write the parts again: backquant.save_parts(quantized, folder)",
         ) from error

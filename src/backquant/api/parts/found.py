@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,18 +73,21 @@ class PartlyQuantized:
             f"{type(self.model).__name__}: {percent(self.coverage)} of the multiply-adds quantized"
         ]
         for path, part in self.parts.items():
-            share = percent(self.multiply_adds[path] / self.total)
+            share = self._share(self.multiply_adds[path])
             lines.append(
                 f"  {path}: {share} of the model, {percent(part.report.coverage)} of it quantized"
             )
         outside = self.total - sum(self.multiply_adds.values())
-        lines.append(f"  outside of these parts: {percent(outside / self.total)}")
+        lines.append(f"  outside of these parts: {self._share(outside)}")
         lines += [f"    {path}: {why}" for path, why in list(self.in_float.items())[:_SHOWN]]
         if len(self.in_float) > _SHOWN:
             lines.append(f"    and {len(self.in_float) - _SHOWN} more: .in_float")
         if self.uncounted:
             lines.append(f"  not counted: {', '.join(self.uncounted)}")
         return "\n".join(lines)
+
+    def _share(self, multiply_adds: int) -> str:
+        return percent(multiply_adds / self.total if self.total else math.nan)
 
 
 def with_parts(model: nn.Module, parts: Mapping[str, nn.Module]) -> nn.Module:
@@ -105,6 +108,16 @@ def with_parts(model: nn.Module, parts: Mapping[str, nn.Module]) -> nn.Module:
     standing = {path: places[id(get_module(copied, path))] for path in parts}
     for path, made in parts.items():
         for place in standing[path]:
-            if not any(place.startswith(f"{other}.") for other in parts):
+            if not lies_within(place, parts):
                 set_module(copied, place, made)
     return copied
+
+
+def lies_within(path: str, others: Container[str]) -> bool:
+    """Whether a module stands inside of one of ``others``.
+
+    >>> lies_within("a.b.c", {"a.b"}), lies_within("a.bc", {"a.b"}), lies_within("a.b", {"a.b"})
+    (True, False, False)
+    """
+    names = path.split(".")
+    return any(".".join(names[:end]) in others for end in range(1, len(names)))
