@@ -155,6 +155,11 @@ class ReasonCode(str, Enum):
         "on integers it took longer here than in float",
         'slower="keep" quantizes it all the same; docs/speed.md',
     )
+    SHARED_RANGE = (
+        "shared-range",
+        "one scale for values of such different ranges leaves hardly a step to some, as measured",
+        "bring the parts to one range before they are joined, or a rule of yours; docs/accuracy.md",
+    )
     SEARCH = (
         "search",
         "a search under a budget left it in float",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -31,8 +31,9 @@ from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest
+from backquant.pipeline.joins import rules_for_joins
 from backquant.pipeline.lower import engine_of
-from backquant.pipeline.plan import ChooseBySample, Planned, evaluation_copy, planned
+from backquant.pipeline.plan import ChooseBySample, Planned, Rules, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
 from backquant.pipeline.weight_only import weight_only_mapping, weights_by_path
@@ -105,13 +106,16 @@ class CalibrationCall:
             self.capture, example, self.dynamic_shapes, requested.own, decompose=True
         )
         own_ranges: ChooseBySample | None = None
+        looked_at = partial(_looked_at, batches, example) if ranks.size == 1 else None
         if ranks.size == 1 and (engine is None or not engine.as_described):
             own_ranges = partial(
                 layers_by_sample,
                 batches=partial(some_batches, batches, compared_batches(batches, example)),
                 least=LEAST_DECIBELS if sample_decibels is None else sample_decibels,
             )
-        step = planned_for(frozen, requested, replace(capturing, called=called), data, own_ranges)
+        step = planned_for(
+            frozen, requested, replace(capturing, called=called), data, own_ranges, looked_at
+        )
         stateful = tuple(called.state)
         del called  # its output may be large
         config = step.record.backend_config
@@ -168,15 +172,24 @@ def given_request(
     return None if mapping is None else given_mapping(mapping), given_custom(custom)
 
 
+def _looked_at(batches: Any, example: Any) -> list[Any]:
+    """The batches that ranges are compared on."""
+    return [*some_batches(batches, compared_batches(batches, example))] or [example]
+
+
 def planned_for(
     model: nn.Module,
     requested: DefaultedRequest,
     capturing: Capturing,
     data: Any,
     by_sample: ChooseBySample | None = None,
+    batches: Callable[[], Iterable[Any]] | None = None,
 ) -> Planned:
     """The plan for ``model`` with the notes on what was chosen for the user; ``data``: a batch of what the
-    model will meet; ``by_sample``: chooses layers whose inputs are scaled sample by sample."""
-    rules = (partial(rules_for_recurrent, data=data),)
+    model will meet; ``by_sample``: chooses layers whose inputs are scaled sample by sample; ``batches``: some
+    by which ranges are compared, where values share qparams."""
+    rules: tuple[Rules, ...] = (partial(rules_for_recurrent, data=data),)
+    if batches is not None:
+        rules = (*rules, partial(rules_for_joins, batches=batches))
     step = planned(model, requested.request, capturing, rules, by_sample)
     return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))

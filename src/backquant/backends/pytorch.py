@@ -3,8 +3,9 @@
 They are ours, with engine and defaults, but for what differs:
 
 1. PyTorch has no conditions, tolerances, symmetric ranges or steps of biases, and no grouped matrix products;
-2. it has entries for ``floordiv`` and ``resize_``, which no kernel keeps;
-3. some of its backends claim other dtypes for some operators, where ours are corrected: ``_x86`` and so on.
+2. beside a number, an operator of two tensors has the qparams of its input, whatever range it gives;
+3. it has entries for ``floordiv`` and ``resize_``, which no kernel keeps;
+4. some of its backends claim other dtypes for some operators, where ours are corrected: ``_x86`` and so on.
 
 An operator without a kernel runs in the reference model's arithmetic.
 """
@@ -24,6 +25,7 @@ from backquant.backend_config import (
     BackendPatternConfig,
     DTypeConfig,
     DTypeWithConstraints,
+    ObservationType,
     get_backend_config,
 )
 from backquant.operators import (
@@ -152,14 +154,18 @@ def _plain(config: DTypeConfig) -> DTypeConfig:
 
 
 def _as_listed(entry: BackendPatternConfig) -> BackendPatternConfig:
-    """Rule 1 for an entry."""
+    """Rules 1 and 2 for an entry."""
     fields = {key: value for key, value in entry.to_dict().items() if key != "where"}
     fields["dtype_configs"] = [_plain(config) for config in entry.dtype_configs]
+    by_count = entry._num_tensor_args_to_observation_type
+    if by_count:
+        shared = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+        fields["num_tensor_args_to_observation_type"] = {**by_count, 1: shared}
     return BackendPatternConfig.from_dict(fields)
 
 
 def _without_kernel() -> dict[Any, Entries]:
-    """Rule 2: entries that PyTorch lists before one of ours, by its pattern."""
+    """Rule 3: entries that PyTorch lists before one of ours, by its pattern."""
     return {
         "contiguous": shape.sharing_entries([], (operator.floordiv,)),
         "relu": shape.sharing_entries([], ("resize_",)),
@@ -177,7 +183,7 @@ def _config(
     name: str | None = None,
     more: Callable[[], dict[Any, Entries]] = _without_kernel,
 ) -> BackendConfig:
-    """Rules 1 to 3. Entries of ``more`` have the dtypes of the one before."""
+    """Rules 1 to 4. Entries of ``more`` have the dtypes of the one before."""
     ours, missing, claimed = get_backend_config(like), more(), claims()
     left_out = _patterns(grouped.entries([]))
     listed: Entries = []

@@ -53,13 +53,14 @@ def rules_for_places(  # size: the graph, the plan for it, and what is asked of 
     rules = by_default.rules
     if not any(rule.at_places for rule in rules):
         return None
-    found = find_float_places(GraphIndex(module), rules)
-    # object-type rules of a mapping do not count calls of methods
+    graph = GraphIndex(module)
+    found = find_float_places(graph, rules)
     places = places_of(module, scopes)
     found = tuple(
         left
         for left in found
         if left.node in places
+        and graph.nodes[left.node].op != "call_method"  # these rules are for functions
         and plan.decisions[left.node].quantized
         and not by_default.named(plan.decisions[left.node])
     )
@@ -77,7 +78,7 @@ def rules_for_places(  # size: the graph, the plan for it, and what is asked of 
 def places_of(
     module: fx.GraphModule, scopes: Mapping[str, Scope]
 ) -> dict[str, tuple[str, Any, int]]:
-    """Module, operator and number of each call of a module or function, as rules count them.
+    """Module, operator and number of each call, as rules count them.
 
     >>> places_of(fx.symbolic_trace(lambda x: abs(x)), {})
     {'abs_1': ('', <built-in function abs>, 0)}
@@ -86,7 +87,7 @@ def places_of(
     found: dict[str, tuple[str, Any, int]] = {}
     for node in module.graph.nodes:
         scope = scopes.get(node.name, Scope("", None))
-        if node.op == "call_function":
+        if node.op in ("call_function", "call_method"):
             path, kind = scope.path, node.target
         elif node.op == "call_module" and node.name in scopes:
             path, kind = scope.parent, scope.module_type

@@ -146,8 +146,6 @@ class _Resolver:
         if inherited is None and scope.module_type is not None:
             inherited = self._table.by_type(scope.module_type)
         hit = inherited or own
-        if node.op == "call_method":
-            return hit
         return self._ordered(scope.path, node.target, hit)
 
     def _module_hit(self, node: fx.Node) -> Hit:

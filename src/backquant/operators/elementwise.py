@@ -1,8 +1,8 @@
 """Addition, subtraction, multiplication, matrix products, maximum and minimum of two activations.
 
-Maximum and minimum select: both inputs and the output share their qparams. Of the others: with one tensor
-and a number the output's range follows from the input's, so its observer is
-shared; with two tensors the output is observed on its own.
+Maximum and minimum select: both inputs and the output share their qparams. The others' output is observed on
+its own, beside a number, too: with qparams for both, ``x * 0.01`` would have a hundredth of the steps. (In
+PyTorch's configs these share them: ``backends/pytorch.py``.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RELUS: tuple[Any, ...] = (nn.ReLU, F.relu, torch.relu)
 
 _BY_TENSOR_ARGUMENTS = {
     0: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
-    1: ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT,
+    1: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
     2: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
 }
 
@@ -54,7 +54,7 @@ def by_tensor_arguments(pattern: Any) -> BackendPatternConfig:
     """``pattern``, observed by how many of its arguments are tensors.
 
     >>> by_tensor_arguments(torch.add)._num_tensor_args_to_observation_type[1].name
-    'OUTPUT_SHARE_OBSERVER_WITH_INPUT'
+    'OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT'
     """
     return observed(pattern)._set_num_tensor_args_to_observation_type(dict(_BY_TENSOR_ARGUMENTS))
 

@@ -1,0 +1,168 @@
+"""Operators that share qparams among values of very different ranges stay float by default.
+
+A concatenation of boxes in pixels and scores of 0 to 1 has one scale, in which each score is 0. Ranges are
+measured: a value that keeps fewer than ``LEAST_STEPS`` steps of the shared scale counts as lost. Joins that only
+layers read stay quantized: the input of a layer has one scale anyway.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from backquant.backend_config import BackendConfig
+from backquant.graph import Scope
+from backquant.graph.ranges import Range, ranges_of
+from backquant.match.default_places import ChosenRules, places_of
+from backquant.match.default_rules import DefaultRules
+from backquant.match.plan import Decision, Outcome, Plan, Reason
+from backquant.qconfig import QConfigMapping
+from backquant.reason_codes import ReasonCode
+
+#: Of 255. The error is up to 1/40 of the part's range: 26 dB of SQNR where its values are evenly spread.
+LEAST_STEPS = 20
+_SHARES = "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
+_SHOWN = 3
+
+
+class _Loss(NamedTuple):
+    """A value that loses most of its range, and the range that it shares."""
+
+    value: str
+    own: Range
+    shared: Range
+    steps: float
+
+
+def rules_for_joins(  # size: the graph, the plan for it, and what is asked of which backend
+    by_default: DefaultRules,
+    module: fx.GraphModule,
+    scopes: Mapping[str, Scope],
+    plan: Plan,
+    backend: BackendConfig,
+    mapping: QConfigMapping,
+    *,
+    batches: Callable[[], Iterable[Any]],
+) -> ChosenRules | None:
+    """Rules that leave such operators in float; ``None`` where there are none. ``batches``: what is run."""
+    places = places_of(module, scopes)
+    joins = [node for node in module.graph.nodes if _shares(plan.decisions.get(node.name))]
+    if not joins:
+        return None
+    around = {value.name for node in joins for value in (node, *node.all_input_nodes)}
+    found = _Joins(joins, plan, ranges_of(module, batches(), around)).lossy()
+    found = {
+        name: loss
+        for name, loss in found.items()
+        if name in places and not by_default.named(plan.decisions[name])
+    }
+    if not found:
+        return None
+    result = copy.copy(mapping)
+    ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
+    result.module_name_object_type_order_qconfigs = ordered
+    for name in found:
+        result.set_module_name_object_type_order(*places[name], None)
+    shown = ", ".join(list(found)[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+    note = (
+        f"{len(found)} stay float by default on {backend.name}, as one scale would leave a part of what "
+        f"they join fewer than {LEAST_STEPS} steps ({shown})"
+    )
+    return ChosenRules(result, (note,), {name: _reason(name, loss) for name, loss in found.items()})
+
+
+def _shares(decision: Decision | None) -> bool:
+    if decision is None or not decision.quantized or decision.observation != _SHARES:
+        return False
+    return decision.asked_activation is not None and not decision.asked_activation.is_dynamic
+
+
+class _Joins:
+    """Operators that share qparams, in graph order, and the ranges around them."""
+
+    def __init__(self, joins: Sequence[fx.Node], plan: Plan, ranges: Mapping[str, Range]) -> None:
+        self.joins, self.plan, self.ranges = joins, plan, ranges
+        self.narrowing = {node for node in joins if self._loss(node, [node]) is not None}
+        self.kept = set[fx.Node]()
+        for node in reversed(joins):
+            if any(self._keeps(user) for user in node.users):
+                self.kept.add(node)
+
+    def _outcome(self, node: fx.Node) -> Outcome | None:
+        decision = self.plan.decisions.get(node.name)
+        return None if decision is None else decision.outcome
+
+    def _keeps(self, user: fx.Node) -> bool:
+        """Whether a reader would see more of a part, if what it reads had no single scale. A layer sees no
+        more: its input has one."""
+        if user.op == "output" or self._outcome(user) is Outcome.FLOAT:
+            return True
+        return user in self.narrowing or user in self.kept
+
+    def lossy(self) -> dict[str, _Loss]:
+        """What is better left in float, with the part that would lose most."""
+        found: dict[str, _Loss] = {}
+        for node in self.joins:
+            inputs = node.all_input_nodes
+            lost_before = [found[value.name] for value in inputs if value.name in found]
+            unrounded = lost_before or any(
+                self._outcome(value) is not Outcome.QUANTIZED for value in inputs
+            )
+            loss = None
+            if node in self.narrowing and unrounded:
+                loss = self._loss(node, [node])
+            elif node in self.kept:
+                loss = lost_before[0] if lost_before else self._loss(node, inputs)
+            if loss is not None:
+                found[node.name] = loss
+        return found
+
+    def _loss(self, node: fx.Node, parts: Sequence[fx.Node]) -> _Loss | None:
+        """What loses most, of ``parts``, in one scale for what ``node`` reads and gives."""
+        around = (node, *node.all_input_nodes)
+        seen = [self.ranges[value.name] for value in around if value.name in self.ranges]
+        asked = self.plan.decisions[node.name].asked_activation
+        if not seen or asked is None:
+            return None
+        shared = min(low for low, _ in seen), max(high for _, high in seen)
+        step = _step(shared, _levels(asked.dtype, asked.quant_min, asked.quant_max), asked.qscheme)
+        known = {part.name: self.ranges[part.name] for part in parts if part.name in self.ranges}
+        losses = [
+            _Loss(name, own, shared, _width(own) / step) for name, own in known.items() if step > 0
+        ]
+        lost = [loss for loss in losses if 0 < loss.steps < LEAST_STEPS]
+        return min(lost, key=lambda loss: loss.steps, default=None)
+
+
+def _levels(dtype: torch.dtype, low: int | None, high: int | None) -> int:
+    if low is not None and high is not None:
+        return high - low
+    return 2**16 - 1 if dtype in (torch.int16, torch.uint16) else 255
+
+
+def _step(values: Range, levels: int, qscheme: str) -> float:
+    if "symmetric" in qscheme:
+        return 2 * max(abs(end) for end in values) / levels
+    return _width(values) / levels
+
+
+def _width(values: Range) -> float:
+    """Of the range with 0, which each integer dtype has to hold."""
+    return max(values[1], 0.0) - min(values[0], 0.0)
+
+
+def _reason(name: str, loss: _Loss) -> Reason:
+    (low, high), (shared_low, shared_high) = loss.own, loss.shared
+    return Reason(
+        name,
+        ReasonCode.SHARED_RANGE,
+        f"one scale for {shared_low:.4g} to {shared_high:.4g}, in which {loss.value} with "
+        f"{low:.4g} to {high:.4g} has {loss.steps:.1f} steps",
+        f"at least {LEAST_STEPS} steps for each part",
+        fix="bring the parts to one range before they are joined; a rule of yours quantizes it all the same",
+        place="measured here, on the calibration data",
+    )

@@ -1,0 +1,176 @@
+"""Values that share a scale with much larger ones: products with a number, and what is joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant import BackendConfig
+from backquant.reason_codes import ReasonCode
+
+DESCRIPTIONS = Path(__file__).parents[2] / "examples" / "backends"
+BACKENDS = [
+    *("x86", "onnxruntime", "openvino", "xnnpack", "tensorrt", "executorch"),
+    *(str(DESCRIPTIONS / f"{name}.yaml") for name in ("ethos_u55", "ethos_u85", "nxp_neutron")),
+    *(str(DESCRIPTIONS / f"{name}.yaml") for name in ("qualcomm_htp", "ti_tidl", "esp32_p4")),
+]
+IDS = [Path(name).stem for name in BACKENDS]
+DATA = [torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(s)) for s in range(8)]
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def backend(name: str) -> str | BackendConfig:
+    return BackendConfig.load(name) if name.endswith(".yaml") else name
+
+
+def decibels(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    wanted = wanted.detach()
+    return float(20 * torch.log10(wanted.norm() / (wanted - got).norm().clamp(min=1e-30)))
+
+
+class Product(nn.Module):
+    """A number's product between two layers, after what no weights take it into."""
+
+    def __init__(self, product: Function) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Conv2d(3, 8, 3, bias=False)
+        self.last = nn.Conv2d(8, 8, 3, bias=False)
+        self.product = product
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.product(torch.relu(self.first(x))))
+
+
+PRODUCTS: dict[str, Function] = {
+    "y * 0.125": lambda y: y * 0.125,
+    "0.05 * y": lambda y: 0.05 * y,
+    "torch.mul(y, 640)": lambda y: torch.mul(y, 640),
+    "(y + y) * 0.05": lambda y: (y + y) * 0.05,
+    "relu(y * 0.05)": lambda y: torch.relu(y * 0.05),
+    "tanh(y) * 100": lambda y: torch.tanh(y) * 100,
+    "y.mul(0.05)": lambda y: y.mul(0.05),
+    "y / 20": lambda y: y / 20,
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS, ids=IDS)
+def test_a_product_with_a_number_is_a_change_of_scale(name: str) -> None:
+    for form, product in PRODUCTS.items():
+        model = Product(product).eval()
+        quantized = backquant.quantize(
+            model, calibration=DATA, backend=backend(name), slower="keep"
+        )
+        assert decibels(model(DATA[0]), quantized(DATA[0])) > 25, form
+
+
+class Head(nn.Module):
+    """Boxes in pixels beside scores from 0 to 1. ``ratio``: about that of their ranges."""
+
+    def __init__(self, ratio: float, join: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.stem = nn.Conv2d(3, 16, 3, 2, 1)
+        self.box, self.score = nn.Conv2d(16, 4, 1), nn.Conv2d(16, 4, 1)
+        self.ratio, self.join = ratio, join
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.stem(x))
+        return self.join([self.box(y) * self.ratio, torch.sigmoid(self.score(y))])
+
+
+def concatenated(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(parts, 1)
+
+
+def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(parts, 1).flatten(1, 2)
+
+
+@pytest.mark.parametrize("name", BACKENDS, ids=IDS)
+def test_no_part_of_a_head_is_erased(name: str) -> None:
+    model = Head(200, concatenated).eval()
+    quantized = backquant.quantize(model, calibration=DATA, backend=backend(name))
+    wanted, got = model(DATA[0]), quantized(DATA[0])
+    for part in (slice(0, 4), slice(4, 8)):
+        assert decibels(wanted[:, part], got[:, part]) > 25
+
+
+def moved(parts: list[torch.Tensor]) -> torch.Tensor:
+    """As detectors give them, and back."""
+    rows = torch.cat([part.flatten(2) for part in parts], 1).permute(0, 2, 1).contiguous()
+    return rows.view(rows.shape[0], 8, 8, -1).permute(0, 3, 1, 2)
+
+
+def taken_apart(parts: list[torch.Tensor]) -> torch.Tensor:
+    boxes, scores = torch.cat(parts, 1).chunk(2, 1)
+    return torch.cat([boxes, scores], 1)
+
+
+@pytest.mark.parametrize("join", [concatenated, stacked, moved, taken_apart])
+@pytest.mark.parametrize("ratio", [1, 10, 100, 1000, 10_000])
+def test_ratios(ratio: int, join: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+    model = Head(ratio, join).eval()
+    quantized = backquant.quantize(model, calibration=DATA, backend="tensorrt")
+    wanted, got = model(DATA[0]), quantized(DATA[0])
+    for part in (slice(0, 4), slice(4, 8)):
+        assert decibels(wanted[:, part], got[:, part]) > 20
+    left = [
+        reason
+        for decision in quantized.record.plan.decisions.values()
+        for reason in decision.reasons
+        if reason.rule == ReasonCode.SHARED_RANGE
+    ]
+    if ratio in (1, 100, 1000, 10_000):
+        assert bool(left) == (ratio > 1)
+    for reason in left:
+        assert "0.68" in reason.asked and "steps" in reason.asked
+
+
+def test_a_large_constant_beside_small_values() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            padded = nn.functional.pad(y, (0, 1, 0, 1), value=-1e4)
+            return nn.functional.max_pool2d(padded, 3, 2) + self.last(y)[..., :7, :7]
+
+    model = Masked().eval()
+    for name in ("x86", "onnxruntime", "tensorrt", "executorch", "xnnpack"):
+        quantized = backquant.quantize(model, calibration=DATA, backend=name, slower="keep")
+        wanted, got = model(DATA[0]), quantized(DATA[0])
+        assert decibels(wanted, got) > 25, name
+
+
+def test_a_rule_of_the_caller_joins_all_the_same() -> None:
+    mapping = backquant.get_default_qconfig_mapping("tensorrt")
+    mapping.set_object_type(torch.cat, mapping.global_qconfig)
+    quantized = backquant.quantize(
+        Head(200, concatenated).eval(),
+        calibration=DATA,
+        backend="tensorrt",
+        qconfig_mapping=mapping,
+    )
+    assert quantized.record.plan.decisions["cat"].quantized
+
+
+def test_what_layers_alone_read_is_joined_on_integers() -> None:
+    class Between(Head):
+        def __init__(self) -> None:
+            super().__init__(1000, concatenated)
+            self.last = nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(super().forward(x))
+
+    quantized = backquant.quantize(Between().eval(), calibration=DATA, backend="tensorrt")
+    assert quantized.record.plan.decisions["cat"].quantized
