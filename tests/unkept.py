@@ -53,8 +53,17 @@ def as_kept(name: str, config: Any) -> Any:
         before = entry.dtype_configs
         entry.set_dtype_configs(_configs(name, entry.pattern, before))
         changed += entry.dtype_configs != before
+        _observe_on_their_own(entry)
     assert bool(changed) == (name in ("onednn", "qnnpack"))
     return config
+
+
+def _observe_on_their_own(entry: Any) -> None:
+    """What an operator gives beside a number: PyTorch's shares the observer of what it reads, so that
+    ``x * 0.01`` keeps a hundredth of its steps."""
+    by_count = entry._num_tensor_args_to_observation_type
+    if by_count:
+        entry._set_num_tensor_args_to_observation_type({**by_count, 1: by_count[2]})
 
 
 def _configs(name: str, pattern: Any, configs: list[Any]) -> list[Any]:

@@ -96,7 +96,7 @@ class TestOutcomes:
         net = functional(lambda self, x, y: x.masked_fill(torch.add(y, 1), 0.0))
         decided = decide(net, get_backend_config("x86"))
         assert decided.decisions["add"].outcome is Outcome.NOT_TENSOR
-        assert set(decided.no_tensors) == {"add", "y"}  # add(y, 1) shares the qparams of y
+        assert set(decided.no_tensors) == {"add", "y"}  # a number beside a mask makes no floats of it
 
     def test_no_rule_at_all(self) -> None:
         net = functional(lambda self, x, y: x + y)
@@ -189,7 +189,7 @@ class TestObservation:
         net = functional(lambda self, x, y: torch.add(x, torch.add(y.size(0), 1)))
         decided = decide(net, get_backend_config("x86")).decisions
         assert decided["add"].outcome is Outcome.NOT_TENSOR
-        assert decided["add_1"].observation == "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
+        assert decided["add_1"].observation == "OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT"
 
     def test_number_without_a_type_is_refused(self) -> None:
         counts = {2: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT}

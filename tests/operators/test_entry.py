@@ -69,7 +69,7 @@ def test_by_tensor_arguments_does_not_share_its_mapping() -> None:
     two = elementwise.by_tensor_arguments(torch.add)
     assert (
         two._num_tensor_args_to_observation_type[1]
-        is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+        is ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
     )
 
 

@@ -159,7 +159,7 @@ def valueless_nodes(
     shares = {
         node
         for occurrence in occurrences
-        if occurrence.observation is _SHARES
+        if occurrence.observation is _SHARES or _is_beside_a_number(occurrence)
         for node in occurrence.members
     }
     known = known_types(graph.graph, shares.__contains__)
@@ -168,6 +168,13 @@ def valueless_nodes(
     tuples = _tuples_passed_on(graph, shares)
     shown = () if values is None else values.integers
     return frozenset((*(node.name for node in (*known, *computed, *integers, *tuples)), *shown))
+
+
+def _is_beside_a_number(occurrence: Occurrence) -> bool:
+    """Whether it is arithmetic with one tensor: a mask or an index then stays one."""
+    config = occurrence.config
+    by_count = config is not None and config._num_tensor_args_to_observation_type
+    return bool(by_count) and occurrence.tensors == 1
 
 
 def whole_tuples(graph: GraphIndex) -> frozenset[str]:
