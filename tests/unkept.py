@@ -53,17 +53,22 @@ def as_kept(name: str, config: Any) -> Any:
         before = entry.dtype_configs
         entry.set_dtype_configs(_configs(name, entry.pattern, before))
         changed += entry.dtype_configs != before
-        _observe_on_their_own(entry)
     assert bool(changed) == (name in ("onednn", "qnnpack"))
+    return beside_numbers(config)
+
+
+def beside_numbers(config: Any) -> Any:
+    """``config`` of PyTorch in which what an operator gives beside a number is observed on its own.
+
+    PyTorch's shares the observer of what it reads, so that ``x * 0.01`` keeps a hundredth of its steps.
+    """
+    entries = config._pattern_complex_format_to_config
+    for key, shared in list(entries.items()):
+        by_count = shared._num_tensor_args_to_observation_type
+        if by_count:
+            entries[key] = copy.copy(shared)
+            entries[key]._set_num_tensor_args_to_observation_type({**by_count, 1: by_count[2]})
     return config
-
-
-def _observe_on_their_own(entry: Any) -> None:
-    """What an operator gives beside a number: PyTorch's shares the observer of what it reads, so that
-    ``x * 0.01`` keeps a hundredth of its steps."""
-    by_count = entry._num_tensor_args_to_observation_type
-    if by_count:
-        entry._set_num_tensor_args_to_observation_type({**by_count, 1: by_count[2]})
 
 
 def _configs(name: str, pattern: Any, configs: list[Any]) -> list[Any]:

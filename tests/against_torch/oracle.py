@@ -18,6 +18,7 @@ import backquant.qconfig as bq
 from against_torch.torch_side import TORCH_BACKENDS, min_max, quietly
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.observe import MinMaxObserver
+from unkept import beside_numbers
 
 __all__ = [
     "BACKENDS",
@@ -44,7 +45,7 @@ class Backend:
 
     @property
     def theirs(self) -> Any:
-        return self.get_torch()
+        return beside_numbers(self.get_torch())
 
     def mapping(self) -> bq.QConfigMapping:
         return min_max(bq.get_default_qconfig_mapping(self.engine), bq.QConfig, MinMaxObserver)

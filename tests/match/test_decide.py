@@ -96,7 +96,10 @@ class TestOutcomes:
         net = functional(lambda self, x, y: x.masked_fill(torch.add(y, 1), 0.0))
         decided = decide(net, get_backend_config("x86"))
         assert decided.decisions["add"].outcome is Outcome.NOT_TENSOR
-        assert set(decided.no_tensors) == {"add", "y"}  # a number beside a mask makes no floats of it
+        assert set(decided.no_tensors) == {
+            "add",
+            "y",
+        }  # a number beside a mask makes no floats of it
 
     def test_no_rule_at_all(self) -> None:
         net = functional(lambda self, x, y: x + y)

@@ -23,6 +23,7 @@ from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.match import make_plan, plan_fusion
 from backquant.prepare import PreparedModule, Record, insert_observers
+from unkept import beside_numbers
 
 
 class Flow:
@@ -52,7 +53,7 @@ class Flow:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             mapping = mapping or self.torch_mapping()
-            return prepare_fx(model, mapping, example, backend_config=torch_x86())
+            return prepare_fx(model, mapping, example, backend_config=beside_numbers(torch_x86()))
 
     def ours(self, model: nn.Module, *batches: torch.Tensor) -> fx.GraphModule:
         """Our reference model, calibrated on the batches."""
@@ -67,7 +68,9 @@ class Flow:
             warnings.simplefilter("ignore")
             for batch in batches:
                 prepared(batch)
-            return _convert_to_reference_decomposed_fx(prepared, backend_config=torch_x86())
+            return _convert_to_reference_decomposed_fx(
+                prepared, backend_config=beside_numbers(torch_x86())
+            )
 
     def observers(self, prepared: fx.GraphModule) -> list[tuple[str, str, str]]:
         """(observer, the first that it shares its instance with, its class), in graph order."""

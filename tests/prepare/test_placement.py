@@ -229,17 +229,12 @@ class FixedCat(Base):
         return torch.cat([self.sigmoid(y), 5 * y], 1)
 
 
-class FixedArithmetic(Base):
-    def forward(self, x):
-        return self.sigmoid(self.linear(x)) * 3 - 0.5
-
-
 class FixedInput(Base):
     def forward(self, x):
         return self.sigmoid(torch.sin(self.linear(x)))
 
 
-@pytest.mark.parametrize("model", [FixedCat, FixedArithmetic, FixedInput], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("model", [FixedCat, FixedInput], ids=lambda c: c.__name__)
 def test_fixed_ranges_do_not_spread(flow, model):
     model, x = model().eval(), 2 * torch.randn(16, 4)
     expected = model(x).detach()
