@@ -13,7 +13,6 @@ from torch import nn
 
 from against_torch.compare import UNDEQUANTIZED, Lowered, compare
 from against_torch.oracle import BACKENDS
-from against_torch.torch_rules import FAILS
 from backquant.api import convert_fx, prepare_fx
 
 MODELS = 5  # per backend; no two backends have a seed in common
@@ -52,12 +51,11 @@ def test_prepare_of_torch_fails_on_a_cat_of_unobserved_values() -> None:
         prepared = prepare_fx(model, backend.mapping(), x, backend_config=backend.ours)
     prepared(x)
     torch.testing.assert_close(convert_fx(prepared)(x), model(x), rtol=0, atol=1 / 64)
-    assert compare(1122, "x86").causes == (FAILS,)
 
 
 def test_one_step_of_a_coarser_scale_is_several_of_a_finer_one() -> None:
     """A value of a coarse scale that is rounded the other way."""
-    lowered = compare(1214, "qnnpack").lowered
+    lowered = compare(1206, "qnnpack").lowered
     assert lowered is not None
     assert 1.9 < lowered.ours < lowered.coarser
     assert lowered.kind == "one step of a coarser scale"

@@ -51,5 +51,5 @@ def test_it_is_read_as_it_was_changed(name: str, backend: str) -> None:
     )
     lowered = backquant.convert_fx(prepared, backend_config=config)
     wanted = reference(x)
-    step = (wanted.max() - wanted.min()) / 255
-    assert (lowered(x) - wanted).abs().max() <= 2 * step
+    step = (wanted.max() - wanted.min()) / 127  # x86 and fbgemm have 7 bits on some CPUs
+    assert (lowered(x) - wanted).abs().max() <= 1.01 * step

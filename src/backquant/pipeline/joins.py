@@ -1,8 +1,8 @@
 """Operators that share qparams among values of very different ranges stay float by default.
 
 A concatenation of boxes in pixels and scores of 0 to 1 has one scale, in which each score is 0. Ranges are
-measured: a value that keeps fewer than ``LEAST_STEPS`` steps of the shared scale counts as lost. Joins that only
-layers read stay quantized: the input of a layer has one scale anyway.
+measured: a value that keeps fewer than ``LEAST_STEPS`` steps of the shared scale counts as lost. Joins that
+only layers read stay quantized: the input of a layer has one scale anyway.
 """
 
 from __future__ import annotations

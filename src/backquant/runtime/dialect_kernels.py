@@ -108,6 +108,7 @@ def embedding(kernel: nn.Module | None, module: Any) -> dynamic.Embedding | None
 
 def _table(kind: Any, config: EmbeddingConfig, tensors: Mapping[str, Any]) -> nn.Module:
     rows = tensors["weight"].shape[0]
-    numbers = (tensors[name].expand(rows) for name in _TENSORS)
-    made: nn.Module = kind(config, rowwise_table(tensors["weight"], *numbers, config.bits))
+    scale, zero_point = (tensors[name].expand(rows) for name in _TENSORS)
+    table = rowwise_table(tensors["weight"], scale, zero_point, config.bits)
+    made: nn.Module = kind(config, table)
     return made
