@@ -2,6 +2,7 @@
 
     python tools/attributes_by_target.py --results cells.jsonl
     python tools/attributes_by_target.py --targets onnx --operators avg_pool2d,conv2d
+    python tools/attributes_by_target.py --every 4 --results cells.jsonl  # the plain calls, and a quarter
     python tools/attributes_by_target.py --results cells.jsonl --page docs/attributes.md --no-run
 
 The attributes are those of the schemas of ``torch.ops.aten`` and of the signatures of ``torch.nn`` for each
@@ -64,7 +65,7 @@ UNTRIED = {  # of training, of memory, or where a tensor is; and modes in which 
     *("elementwise_affine", "affine", "num_embeddings", "dropout", "dropout1", "max_norm"),
     *("implicit", "use_deterministic_mode", "norm_type", "batch_first"),
 }
-SIZES = (3, 7, 2, 5)
+SIZES = (3, 17, 2, 5)
 MOST = 16  # cells of one model
 NEAR = 40.0  # dB
 FINDINGS = ("differs", "raises")
@@ -268,6 +269,15 @@ def every_cell() -> Iterator[Cell]:
             yield from cells_of_modules(operator)
 
 
+def sampled(cells: Sequence[Cell], every: int) -> Iterator[Cell]:
+    """The first of each attribute of each operator, and each ``every``-th behind it."""
+    count: Counter[tuple[str, str]] = Counter()
+    for cell in cells:
+        if count[cell.operator, cell.of] % every == 0:
+            yield cell
+        count[cell.operator, cell.of] += 1
+
+
 class Branches(nn.Module):
     """Each input through a layer on integers, each cell on these, each float result through another layer.
 
@@ -372,7 +382,7 @@ def _compared(target: str, cells: Sequence[Cell], *, is_free: bool) -> Outcome:
     quantized = backquant.quantize(
         model, backend=backend, calibration=[tuple(low), tuple(high)], capture="export"
     )
-    free = {name: {0: "batch<=8"} for name in ("x", "y", "z")[: len(shapes)]} if is_free else None
+    free = {name: {0: "batch<=32"} for name in ("x", "y", "z")[: len(shapes)]} if is_free else None
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"model{suffix}"
         backquant.export(
@@ -489,7 +499,7 @@ PAGE = """# Attributes of operators on each target
 
 Written by `tools/attributes_by_target.py`. Each cell: in how many calls, with other values of the attribute,
 alone and beside other values of the rest, the exported file gives what the quantized model gives ("equal"),
-with batches of 3, 7, 2 and 5 in one loaded file; "equal at fixed sizes" where a free batch is refused;
+with batches of 3, 17, 2 and 5 in one loaded file; "equal at fixed sizes" where a free batch is refused;
 "refused" by an error that names the operator.
 """
 
@@ -499,6 +509,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--targets", default=",".join(TARGETS), help="names, with commas")
     parser.add_argument("--operators", default="", help="parts of names, with commas; default: all")
+    parser.add_argument("--every", type=int, default=1, help="take each N-th cell of an attribute")
     parser.add_argument(
         "--results", type=Path, help="file of JSON lines to append to and go on from"
     )
@@ -519,7 +530,8 @@ def main(given: Sequence[str] | None = None) -> int:
         rows = list(known(asked.results).values())
     else:
         parts = asked.operators.split(",")
-        wanted = [cell for cell in every_cell() if any(part in cell.operator for part in parts)]
+        named = [cell for cell in every_cell() if any(part in cell.operator for part in parts)]
+        wanted = [*sampled(named, asked.every)]
         rows = run(wanted, asked.targets, asked.results)
     print(counted(rows))
     if asked.page is not None:

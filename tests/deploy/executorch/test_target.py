@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,7 +16,7 @@ from torch.export import Dim
 import backquant
 from backquant.backend_config import DTypeConfig, get_backend_config
 from backquant.deploy import Requirement, job, target
-from backquant.deploy.executorch import ExecuTorchModel, ExecuTorchTarget
+from backquant.deploy.executorch import ExecuTorchModel, ExecuTorchTarget, lowering
 from backquant.deploy.executorch import target as executorch_target
 from backquant.deploy.exported import Exported
 from backquant.errors import CoverageError, ExportError, MissingExtraError
@@ -191,6 +192,40 @@ def test_dynamic_batch_and_its_bound(residual, tmp_path) -> None:
     for batch in (1, 3, 8):
         x = torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(batch))
         torch.testing.assert_close(run(x), model(x), rtol=0, atol=0.02)
+
+
+class Layers(nn.Module):
+    """Convolutions, for whose shape PyTorch asks the batch whether it has 16 samples, or 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = self.conv(x.flatten(0, 1)).relu().unflatten(0, (-1, x.shape[1]))
+        return self.fc(steps.mean((1, 3, 4))) + self.fc(self.conv(x[:, 0]).amax((2, 3)))
+
+
+def test_a_batch_is_as_large_as_its_bound_in_any_order(tmp_path, monkeypatch) -> None:
+    torch.manual_seed(0)
+    x, path = torch.randn(7, 2, 3, 8, 8), tmp_path / "m.pte"
+    model = backquant.quantize(Layers().eval(), backend="xnnpack", calibration=[x, 2 * x])
+    backquant.export(model, path, example_inputs=x, dynamic_shapes={"x": {0: "batch<=32"}})
+    run = ExecuTorchModel(path)
+    for batch in (7, 12, 5, 32, 3, 16, 9):
+        x = torch.randn(batch, 2, 3, 8, 8)
+        torch.testing.assert_close(run(x), model(x), rtol=0, atol=0.03)
+    monkeypatch.setattr(lowering, "ShapeEnv", lambda: Mock(suppress_guards=nullcontext))
+    with pytest.raises(
+        ExportError, match=r"memory for \[7, 2, 3, 8, 8\] .* not for \[32, 2, 3, 8, 8\]"
+    ):
+        backquant.export(
+            model,
+            path,
+            example_inputs=x[:7],
+            dynamic_shapes={"x": {0: "batch<=32"}},
+            overwrite=True,
+        )
 
 
 def test_unsigned_activations_are_refused_by_node(residual, tmp_path) -> None:

@@ -4,6 +4,8 @@
    kernel at all: these weights become floats, these activations stay floats, and the program is lowered
    once more. The operator then runs in float.
 2. Static quantize and dequantize nodes around an operator in float are XNNPACK's own.
+3. Free sizes keep their bounds: PyTorch asks sizes for the kernel that a convolution would have (another one
+   from 16 samples on), and each answer narrows them to the example's side, which memory is then planned for.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from backquant.deploy.examples import row_major
 from backquant.deploy.executorch.partitions import partitioner
@@ -26,6 +29,7 @@ from backquant.deploy.executorch.runtime import INPUTS
 from backquant.deploy.groups import spell_groups
 from backquant.deploy.program import Program, quiet
 from backquant.dtypes import block_of, dequantize_tensor
+from backquant.errors import ExportError
 from backquant.operators import overload
 
 __all__ = ["LoweredProgram", "lower_program"]
@@ -50,7 +54,40 @@ class LoweredProgram:
 
 
 def lower_program(program: Program) -> LoweredProgram:
-    """Partition, lower and serialise; ``program`` is not changed."""
+    """Partition, lower and serialise; ``program`` is not changed.
+
+    Raises ``ExportError`` where an input may not be as large as ``program`` says.
+    """
+    requested = _bounds(program.exported)
+    with ShapeEnv().suppress_guards():
+        lowered = _lowered(program)
+    for name, planned in _bounds(program.exported).items():
+        if planned != requested[name]:
+            raise ExportError(
+                f"ExecuTorch plans memory for {planned} of input {name!r}, not for {requested[name]}",
+                where="dynamic_shapes",
+                fix="example inputs of the greatest sizes, or a smaller bound",
+            )
+    return lowered
+
+
+def _bounds(exported: ExportedProgram) -> dict[str, list[int]]:
+    """The greatest sizes of each input, as ExecuTorch reads them."""
+    with quiet():
+        from executorch.exir.sym_util import eval_upper_bound
+
+    names = exported.graph_signature.user_inputs
+    values = {
+        node.name: node.meta.get("val") for node in exported.graph.find_nodes(op="placeholder")
+    }
+    return {
+        str(name): [eval_upper_bound(size) for size in values[name].shape]
+        for name in names
+        if isinstance(values.get(name), torch.Tensor)
+    }
+
+
+def _lowered(program: Program) -> LoweredProgram:
     with quiet():
         exported = program.exported.run_decompositions({})
     _mark(exported, program.origins)
