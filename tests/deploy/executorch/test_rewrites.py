@@ -17,6 +17,7 @@ from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.program import Program, quiet
+from backquant.graph import register_quantized_decomposed
 
 
 class Behind(nn.Module):
@@ -228,6 +229,7 @@ def test_one_mask_for_all_layers() -> None:
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return self.other(self.one(x, mask), mask)
 
+    register_quantized_decomposed()
     inputs = (torch.randn(2, 5, 16), padding(2))
     with quiet(), torch.no_grad():
         program = torch.export.export(Twice(), inputs).run_decompositions({})

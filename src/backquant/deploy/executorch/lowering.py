@@ -23,6 +23,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from backquant.deploy.examples import row_major
+from backquant.deploy.executorch.means import REASON, means_of_free_sizes
 from backquant.deploy.executorch.partitions import partitioner
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.executorch.runtime import INPUTS
@@ -46,11 +47,13 @@ class LoweredProgram:
 
     ``origins``: the node of the reference graph by debug handle of the edge operators. ``refused``: why
     the partitioner left an operator alone, by node of the reference graph (or of the exported one).
+    ``in_float``: why an operator of the delegate is in float, by node of the reference graph.
     """
 
     buffer: bytes
     origins: Mapping[int, str]
     refused: Mapping[str, str]
+    in_float: Mapping[str, str]
 
 
 def lower_program(program: Program) -> LoweredProgram:
@@ -92,6 +95,7 @@ def _lowered(program: Program) -> LoweredProgram:
         exported = program.exported.run_decompositions({})
     _mark(exported, program.origins)
     spell_groups(exported)
+    in_float = {_origin(node): REASON for node in means_of_free_sizes(exported.graph)}
     rewrite(exported)
     _fold_constants(exported)
     constants = dict(exported.constants)
@@ -105,7 +109,7 @@ def _lowered(program: Program) -> LoweredProgram:
         refused = {**again, **refused}
     with quiet():
         finished = edge.to_executorch()
-    return LoweredProgram(bytes(finished.buffer), _handles(edge), refused)
+    return LoweredProgram(bytes(finished.buffer), _handles(edge), refused, in_float)
 
 
 def _fold_constants(exported: ExportedProgram) -> None:

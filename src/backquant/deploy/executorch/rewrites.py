@@ -36,6 +36,7 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
    ``softplus``.
 18. A linear layer that measures its input at each call reads two axes where a convolution reaches it by
    values of four: ExecuTorch 1.5 puts a change of layout between input and layer, and refuses the model.
+19. Means of integers with a free size: see ``means``.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from torch.export import ExportedProgram
 from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
 from backquant.deploy.executorch.depthwise import split_depthwise
+from backquant.deploy.executorch.means import compute_in_float, means_of_free_sizes
 from backquant.deploy.executorch.orders import ORDERS
 from backquant.deploy.executorch.pads import PADS
 from backquant.deploy.executorch.parts import PARTS
@@ -86,6 +88,8 @@ def rewrite(program: ExportedProgram) -> None:
         **dict.fromkeys(overloads("scaled_dot_product_attention"), attention),
     }
     cut_windows(program.graph)
+    for node in list(means_of_free_sizes(program.graph)):
+        compute_in_float(node)
     for node in list(program.graph.nodes):
         rule = rules.get(node.target) if node.op == "call_function" else None
         if rule is not None:

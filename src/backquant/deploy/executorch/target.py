@@ -69,22 +69,27 @@ class ExecuTorchTarget:
             for nodes in [_named(lowered.origins.get(node.debug_handle, ""))]
         ]
         kernels += [TargetKernel(name, (), "float32", integer=False) for name in found.portable]
-        left = [
-            Reason(
-                node,
-                ReasonCode.NOT_DELEGATED,
-                asked="an operator of the XNNPACK delegate",
-                admitted=reason,
-                place="ExecuTorch's XNNPACK partitioner",
-            )
-            for node, reason in lowered.refused.items()
+        left = [_undelegated(node, reason) for node, reason in lowered.refused.items()]
+        in_float = [
+            Reason(node, ReasonCode.DYNAMIC_SHAPE, "a kernel on integers", admitted=reason)
+            for node, reason in lowered.in_float.items()
         ]
         runtime = f"executorch {metadata.version('executorch')}"
-        return Written(runtime, tuple(kernels), tuple(left), undelegated=tuple(left))
+        return Written(runtime, tuple(kernels), (*left, *in_float), undelegated=tuple(left))
 
     def loaded(self, path: Path) -> LoadedProgram:
         """See ``backquant.deploy.session``."""
         return LoadedProgram(path)
+
+
+def _undelegated(node: str, reason: str) -> Reason:
+    return Reason(
+        node,
+        ReasonCode.NOT_DELEGATED,
+        asked="an operator of the XNNPACK delegate",
+        admitted=reason,
+        place="ExecuTorch's XNNPACK partitioner",
+    )
 
 
 def _named(node: str) -> tuple[str, ...]:
