@@ -47,3 +47,31 @@ def test_norms_of_floats_are_left_alone() -> None:
     graph = onnx_ir.Graph([x], norm.outputs, nodes=[added, norm], opset_imports={"": 18})
     keep_scales_before_norms(onnx_ir.Model(graph, ir_version=10))
     assert [node.op_type for node in graph] == ["Add", "LayerNormalization"]
+
+
+class Pooled(nn.Module):
+    """Tokens whose sums and means stand beside a layer that reads them as integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        nn.init.eye_(self.one.weight)  # no sums that overflow where the CPU has no VNNI
+        nn.init.eye_(self.other.weight)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        y = self.one(x)
+        return [self.other(y), y.mean(1), y.sum(1, keepdim=True), y.sum((1, 2)), y.mean(-1)]
+
+
+def test_sums_over_tokens_are_right_in_every_sample(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, path = torch.randn(4, 6, 8), tmp_path / "m.xml"
+    model = backquant.quantize(Pooled().eval(), backend="openvino", calibration=[x, 2 * x])
+    backquant.export(model, path, example_inputs=x, dynamic_shapes={"x": {0: "batch"}})
+    compiled = openvino.Core().compile_model(str(path), "CPU")
+    for batch in (4, 9, 2):
+        x = torch.randn(batch, 6, 8)
+        results = compiled([x.numpy()])
+        for wanted, output in zip(model(x), compiled.outputs, strict=True):
+            error = (torch.from_numpy(results[output].copy()) - wanted).norm()
+            assert error < 0.01 * wanted.norm()
