@@ -174,3 +174,22 @@ def test_what_layers_alone_read_is_joined_on_integers() -> None:
 
     quantized = backquant.quantize(Between().eval(), calibration=DATA, backend="tensorrt")
     assert quantized.record.plan.decisions["cat"].quantized
+
+
+def of_one_loud_channel(size: float) -> nn.Module:
+    """A channel that nothing reads takes the steps of all others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)).eval()
+    with torch.no_grad():
+        model[0].weight[0] *= size
+        model[1].weight[:, 0] = 0
+    return model
+
+
+@pytest.mark.parametrize(("size", "is_lost"), [(1, False), (3000, True)])
+def test_a_report_begins_with_the_loss(size: float, is_lost: bool) -> None:
+    data = [torch.randn(16, 16, generator=torch.Generator().manual_seed(s)) for s in range(6)]
+    quantized = backquant.quantize(of_one_loud_channel(size), calibration=data, backend="tensorrt")
+    notes = quantized.record.plan.notes
+    assert any(note.startswith("little is left of the outputs") for note in notes[:1]) == is_lost
+    assert ("note: little is left" in str(quantized.report)) == is_lost

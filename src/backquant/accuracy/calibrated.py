@@ -15,6 +15,7 @@ from backquant.accuracy.biases.corrected import Corrected, corrected_biases
 from backquant.accuracy.biases.cut_rows import CutRows, cut_rows
 from backquant.accuracy.biases.layers import set_biases
 from backquant.accuracy.biases.watched import Watched
+from backquant.accuracy.figures import decibel_text
 from backquant.accuracy.recipes import Recipe, followed
 from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.backend_config import BackendConfig
@@ -31,7 +32,7 @@ from backquant.convert import (
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.devices import on_cpu
 from backquant.lower import EngineInfo
-from backquant.match.plan import Reason
+from backquant.match.plan import Plan, Reason
 from backquant.observe.together import CalculatedOnce
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.in_float import planned_in_float
@@ -41,6 +42,10 @@ from backquant.prepare import PreparedModule, Record, Request, prepared_state, w
 from backquant.reason_codes import ReasonCode
 from backquant.report.recorded import with_reporting
 from backquant.runtime import QuantizedModel
+
+#: SQNR of the outputs below which a report begins with it.
+LEAST_DECIBELS = 15.0
+_LOW = "little is left of the outputs"
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,7 @@ class Calibrated:
         gained = [*before, *(result.to_dict() for result in results)]
         told = {**recipe.to_dict(), "gained": gained}
         plan = record.plan.noted(*(f"recipe: {result}" for result in results))
+        plan = _warned(plan, results[-1].after)
         with_state(prepared, replace(record, plan=plan, recipe=told))
         weight_qparams = draft.conversion().weight_qparams
         made = replace(self, prepared=prepared, weight_qparams=weight_qparams, biases={})
@@ -177,4 +183,18 @@ def _told(record: Record, recipe: Recipe, cut: CutRows, found: Corrected | None)
     plan = record.plan.noted(*(f"recipe: {one}" for one in changed)) if changed else record.plan
     if found is None:
         return replace(record, plan=plan)
-    return replace(record, plan=plan, recipe={**recipe.to_dict(), "gained": [found.to_dict()]})
+    gained = [found.to_dict()]
+    plan = _warned(plan, found.after)
+    return replace(record, plan=plan, recipe={**recipe.to_dict(), "gained": gained})
+
+
+def _warned(plan: Plan, after: float) -> Plan:
+    """``plan`` whose first note says so where little is left of the outputs."""
+    others = tuple(note for note in plan.notes if not note.startswith(_LOW))
+    if not after < LEAST_DECIBELS:
+        return replace(plan, notes=others)
+    note = (
+        f"{_LOW}, {decibel_text(after)} over the noise of rounding on the calibration data: "
+        "print(backquant.compare(model, quantized, data)) shows which operators cost it"
+    )
+    return replace(plan, notes=(note, *others))
