@@ -144,10 +144,7 @@ def in_torch_dialect(
     ``in_float``: layers, by node, that compute in float, such as those whose sums would saturate.
     ``lowered``: the model with kernels, for layers that are shown by them.
     """
-    shown = _Dialect(reference, engine, in_float, lowered).written()
-    if shown is not None:
-        shown.settle()
-    return shown
+    return _Dialect(reference, engine, in_float, lowered).written()
 
 
 class _Dialect:
@@ -199,6 +196,7 @@ class _Dialect:
         lowered: Any = self.lowered.get_submodule(path)
         shown = in_torch_dialect(inner, self.engine, in_float, lowered)
         if shown is not None:
+            shown.settle()
             self.values[path] = shown
 
     def _is_received(self, node: Any) -> bool:
@@ -251,6 +249,8 @@ class _Dialect:
     def _between_floats(self, last: fx.Node) -> None:
         """A layer that is shown by its kernel."""
         kernel = self.kernels.get(last.name)
+        if kernel is None:
+            return
         called = self._called(last)
         shown = None if called is None else embedding(kernel, called)
         if shown is not None:

@@ -42,11 +42,14 @@ class Layer(NamedTuple):
 
 
 def kernels_by_node(graph_module: fx.GraphModule) -> dict[str, nn.Module]:
-    """The kernels of a lowered model, by the last node of the reference model that each computes."""
-    suffix = "_lowered"
+    """The kernels between floats of a lowered model, by the last node of the reference model that each
+    computes."""
+    suffix, kinds = "_lowered", (DynamicLinear, *_EMBEDDINGS)
+    paths = {path for path, module in graph_module.named_modules() if isinstance(module, kinds)}
+    nodes = (node for node in graph_module.graph.nodes if node.target in paths) if paths else ()
     return {
         node.name.removesuffix(suffix): graph_module.get_submodule(str(node.target))
-        for node in graph_module.graph.nodes
+        for node in nodes
         if node.op == "call_module" and node.name.endswith(suffix)
     }
 
@@ -96,7 +99,7 @@ def dynamic_call(kernel: DynamicLinear) -> tuple[str, PackedWeight, tuple[Any, .
     return name, packed, () if half else (c.reduce_range,)
 
 
-def embedding(kernel: nn.Module | None, module: Any) -> dynamic.Embedding | None:
+def embedding(kernel: nn.Module, module: Any) -> dynamic.Embedding | None:
     """What a table of embeddings with this kernel is shown as."""
     kind = _EMBEDDINGS.get(type(kernel))
     if kind is None or not isinstance(kernel, (QuantizedEmbedding, QuantizedEmbeddingBag)):
