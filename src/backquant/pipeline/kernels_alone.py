@@ -61,6 +61,7 @@ def kernels_alone(
     step = planned(one_graph, request, Capturing("trace"))
     reference = convert_to_reference(prepared_for_inference(step, request))
     lowered = quantized_model(reference, one_graph)
-    modules = {path: lowered.get_submodule(name) for path, name in names.items()}
+    runs = lowered.graph_module
+    modules = {path: runs.get_submodule(name) for path, name in names.items()}
     kernels = {path: found for path, found in modules.items() if isinstance(found, KernelModule)}
     return KernelsAlone(kernels, lowered.plan, lowered.left_in_float, modules)
