@@ -20,7 +20,7 @@ import json
 import random
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,16 +228,25 @@ def _change_one(document: Document, place: Place, spelled: str) -> None:
     if isinstance(spelled, Twin) and len(entries) > 1:  # both stay, the twin last
         entries = [*owner.items(), (spelled, copy.deepcopy(owner[key]))]
     owner.clear()
-    owner.update(entries)
+    owner.update(_each_kept(entries))
+
+
+def _each_kept(entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """An object with each of ``entries``: one whose key is there already stays as its twin, as a file can
+    have it. Without it nothing is spelled otherwise, but taken away."""
+    kept: dict[str, Any] = {}
+    for key, inner in entries:
+        kept[Twin(key) if key in kept else key] = inner
+    return kept
 
 
 def _change_all(value: Any, label: str, spelled: str) -> Any:
     """``value`` with the other spelling of each key, text, and part of a path."""
     if isinstance(value, dict):
-        return {
-            _renamed(key, label, spelled): _change_all(inner, label, spelled)
+        return _each_kept(
+            (_renamed(key, label, spelled), _change_all(inner, label, spelled))
             for key, inner in value.items()
-        }
+        )
     if isinstance(value, list):
         return [_change_all(inner, label, spelled) for inner in value]
     return _renamed(value, label, spelled) if isinstance(value, str) else value

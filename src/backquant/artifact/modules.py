@@ -29,7 +29,7 @@ from backquant.artifact.parts import check_attribute_names, check_module, hides_
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 from backquant.graph import DeferredGraphModule
-from backquant.graph.hooks import has_own_methods
+from backquant.graph.hooks import has_own_methods, removal_of
 from backquant.lower.kernels.configured import decode_config
 
 
@@ -48,10 +48,6 @@ class _Storable(Protocol):
 _INTERNAL = frozenset(nn.Module().__dict__)
 # Hooks on calls; those on state_dicts compute nothing and are left out.
 _HOOKS = tuple(n for n in _INTERNAL if n.endswith("_hooks") and "state_dict" not in n)
-_UNDO = {
-    "WeightNorm": "torch.nn.utils.remove_weight_norm(module)",
-    "SpectralNorm": "torch.nn.utils.remove_spectral_norm(module)",
-}
 _REBUILT = frozenset({"_flat_weights", "_flat_weight_refs"})  # by nn.RNNBase
 
 
@@ -135,7 +131,7 @@ def _refuse_hooks(module: nn.Module, where: str) -> None:
         hooks = getattr(module, name, None)
         if hooks:
             kind = name.strip("_").replace("_", " ").removesuffix("s")
-            undo = _UNDO.get(type(next(iter(hooks.values()))).__name__, "handle.remove()")
+            undo = removal_of(next(iter(hooks.values())))
             raise ArtifactError(
                 f"the {type(module).__name__} has a {kind}, and hooks cannot be stored",
                 where=where,

@@ -28,6 +28,7 @@ __all__ = [
     "has_hooks",
     "hold_computed_weights",
     "only_users_hooks",
+    "removal_of",
     "weight_hooks",
     "with_hooks",
 ]
@@ -58,8 +59,28 @@ def _is_users(hook: Any) -> bool:
     return not isinstance(hook, KeptHook) and not _computes_weight(hook)
 
 
+# The calls that remove hooks of PyTorch that compute a weight, which keeps its value.
+_REMOVALS: dict[type, str] = {
+    WeightNorm: "torch.nn.utils.remove_weight_norm",
+    SpectralNorm: "torch.nn.utils.remove_spectral_norm",
+    BasePruningMethod: "torch.nn.utils.prune.remove",
+}
+
+
 def _computes_weight(hook: Any) -> bool:
-    return isinstance(hook, (WeightNorm, SpectralNorm, BasePruningMethod))
+    return isinstance(hook, tuple(_REMOVALS))
+
+
+def removal_of(hook: Any, name: str = "weight") -> str:
+    """The call that makes a computed weight a parameter; of hooks of the user's own their handle's.
+
+    >>> linear = nn.utils.spectral_norm(nn.Linear(2, 2))
+    >>> [removal_of(hook) for hook in linear._forward_pre_hooks.values()]
+    ["torch.nn.utils.remove_spectral_norm(module, 'weight')"]
+    """
+    calls = (call for kind, call in _REMOVALS.items() if isinstance(hook, kind))
+    call = next(calls, None)
+    return "handle.remove()" if call is None else f"{call}(module, {name!r})"
 
 
 def has_own_methods(module: nn.Module) -> bool:

@@ -21,6 +21,8 @@ from backquant.observe.partial import with_args, with_callable_args
 from backquant.observe.rounding import channel_ends, is_plain, rounded
 from backquant.observe.storage import with_shape
 
+_HALVES = (torch.float16, torch.bfloat16)
+
 
 class FakeQuantizeBase(ABC, nn.Module):
     """Base of fake-quantizers. Two buffers, ``fake_quant_enabled`` and ``observer_enabled``
@@ -130,6 +132,8 @@ class FakeQuantize(FakeQuantizeBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """Measure and round ``x`` (any shape); the result has its shape and dtype."""
+        if x.dtype in _HALVES:
+            return self(x.float()).to(x.dtype)  # type: ignore[no-any-return]
         if self.observer_enabled[0] == 1:
             self.activation_post_process(x.detach())
             self._take_over(*self.calculate_qparams())
@@ -245,10 +249,11 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         """Measure and round ``x`` (any shape); the result has its shape and dtype."""
         if x.numel() == 0:
             return x
+        if x.dtype in _HALVES:
+            return self(x.float()).to(x.dtype)  # type: ignore[no-any-return]
         measured = self.activation_post_process
         state = (measured.min_val, measured.max_val, self.scale, self.zero_point)
-        if self.is_per_channel and measured.min_val.numel() == 0:
-            _fill_fresh(state, x.size(self.ch_axis))
+        self.take_shape(x)
         on_cpu = x.device.type == "cpu"  # where looking at a value does not wait for anything
         if on_cpu and not self.observer_enabled.item():
             return self._kernel(x, self.observer_enabled)
@@ -263,6 +268,21 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         if not (on_cpu and math.isfinite((state[1] - state[0]).sum().item())):
             _keep_finite(state, before)
         return result
+
+    def take_shape(self, x: Tensor) -> None:
+        """Give the buffers an entry for each channel of ``x``, where nothing was measured: averages of models
+        (``torch.optim.swa_utils``) are copied before the first step, and need the shapes to stay.
+
+        >>> from backquant.observe import MovingAveragePerChannelMinMaxObserver
+        >>> fake_quantize = FusedMovingAvgObsFakeQuantize(MovingAveragePerChannelMinMaxObserver)
+        >>> fake_quantize.take_shape(torch.zeros(3, 2))
+        >>> fake_quantize.scale
+        tensor([1., 1., 1.])
+        """
+        measured = self.activation_post_process
+        if self.is_per_channel and measured.min_val.numel() == 0:
+            state = (measured.min_val, measured.max_val, self.scale, self.zero_point)
+            _fill_fresh(state, x.size(self.ch_axis))
 
     def _kernel(self, x: Tensor, observer_enabled: Tensor) -> Tensor:
         by_parts = is_plain(x) and not self.zero_point.is_floating_point()

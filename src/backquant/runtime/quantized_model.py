@@ -35,8 +35,8 @@ from backquant.runtime.own_results import returned_tensors, with_own_memory
 from backquant.runtime.pickling import pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
-from backquant.runtime.uncompiled import uncompiled
 from backquant.runtime.unlowered import PlainlyCalled, calls_little, without_gradients
+from backquant.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from backquant.runtime.compiled import Compilation

@@ -7,6 +7,7 @@ training the modules are put into a fused sequence as they are. ``ConfigError`` 
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config.fusers import folds_for_inference_only
 from backquant.errors import ConfigError
@@ -36,7 +37,7 @@ def _names(modules: tuple[nn.Module, ...]) -> str:
 
 
 def _sequence(classes: dict[type[nn.Module], type[nn.Module]], *modules: nn.Module) -> nn.Module:
-    cls = classes.get(type(modules[0]))
+    cls = classes.get(type_before_parametrizations(modules[0]))
     if cls is None:
         raise ConfigError(
             f"no fused module exists for {_names(modules)}",

@@ -14,6 +14,8 @@ from torch.nn.utils.parametrize import (
 )
 
 from backquant.errors import ConfigError
+from backquant.graph.hooks import removal_of
+from backquant.observe.fake_quantize import FusedMovingAvgObsFakeQuantize
 
 _Float = TypeVar("_Float", bound=nn.Module)
 _QAT = TypeVar("_QAT", bound="QATModule")
@@ -144,7 +146,9 @@ def adopt(qat: nn.Module, root: nn.Module, float_module: nn.Module) -> None:
     take_parameters(qat, root)
     weight = root.weight
     if isinstance(weight, torch.Tensor) and "weight_fake_quant" in qat._modules:
-        qat.get_submodule("weight_fake_quant").to(weight.device)
+        fake_quantize = qat.get_submodule("weight_fake_quant").to(weight.device)
+        if isinstance(fake_quantize, FusedMovingAvgObsFakeQuantize):
+            fake_quantize.take_shape(weight)
     qat.train(float_module.training)
 
 
@@ -164,11 +168,13 @@ def take_parameters(qat: nn.Module, linear: nn.Module) -> None:
         elif hasattr(linear, name):  # embeddings have no bias
             value = getattr(linear, name)
             if value is not None and not isinstance(value, nn.Parameter):
+                hooks = linear._forward_pre_hooks.values()
+                removals = [removal_of(hook, name) for hook in hooks]
                 raise ConfigError(
                     f"a {name} that is computed by a hook (old weight norm, pruning) cannot be trained",
                     where=f"{linear}",
-                    fix=f"torch.nn.utils.prune.remove(module, '{name}')  # or remove_weight_norm, or "
-                    "torch.nn.utils.parametrizations.weight_norm instead",
+                    fix=f"{'; '.join(removals)}, before the model is prepared; a parametrization "
+                    "(torch.nn.utils.parametrizations) is trained as it is",
                 )
             setattr(qat, name, value)
 

@@ -14,6 +14,7 @@ dividing by zero makes PyTorch's modules return NaN there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from backquant.nn.intrinsic.checks import require_trainable
 from backquant.nn.intrinsic.fold import folded_weight_and_bias, shallow_copy
 from backquant.nn.intrinsic.fused import FusedModule
 from backquant.nn.qat.parts import QATModule
+from backquant.uncompiled import uncompiled
 
 
 class BatchNormAfter(FusedModule, QATModule):
@@ -55,10 +57,8 @@ class BatchNormAfter(FusedModule, QATModule):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As the float root followed by its batch norm."""
-        variance, gamma = self.bn.running_var, self.bn.weight
-        assert variance is not None
-        factor = (1.0 if gamma is None else gamma) / torch.sqrt(variance + self.bn.eps)
-        factor = torch.where(factor == 0, 1.0, factor)
+        is_compiling = torch.compiler.is_compiling()
+        factor = (_uncompiled_factor if is_compiling else _factor)(self.bn)
         spatial = [1] * (self.weight.dim() - 2)
         weight = self.weight_fake_quant(self.weight * factor.reshape(-1, 1, *spatial))
         output = self._root(input, weight) / factor.reshape(1, -1, *spatial)
@@ -104,6 +104,18 @@ class BatchNormAfter(FusedModule, QATModule):
         root.register_parameter("weight", nn.Parameter(weight))
         root.register_parameter("bias", nn.Parameter(bias))
         return root.train(self.training)
+
+
+def _factor(bn: _NormBase) -> torch.Tensor:
+    """Step 1."""
+    assert bn.running_var is not None
+    factor = (1.0 if bn.weight is None else bn.weight) / torch.sqrt(bn.running_var + bn.eps)
+    return torch.where(factor == 0, 1.0, factor)
+
+
+# In one graph with the batch norm, torch.compile would compute it again in backward, from running statistics
+# that have changed by then, which autograd refuses.
+_uncompiled_factor: Callable[[_NormBase], torch.Tensor] = uncompiled(_factor)
 
 
 def freeze_bn_stats(mod: nn.Module) -> None:
