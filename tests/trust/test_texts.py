@@ -8,7 +8,7 @@ import shlex
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
@@ -98,6 +98,8 @@ def test_a_command_is_read_back_by_a_shell(words: list[str]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(TEXTS)
+@example("[/bold]")
+@example("[red]:smiley:")
 def test_a_terminal_gets_no_command_of_a_name(text: str) -> None:
     table = Table(text)
     table.add_row(Text(text))
