@@ -19,6 +19,7 @@ from torch.ao.quantization import quantize_fx
 
 import backquant
 from backquant.nn.intrinsic.qat import freeze_bn_stats
+from unkept import beside_numbers
 
 _BLOCKS = {
     1: (nn.Conv1d, nn.BatchNorm1d),
@@ -252,7 +253,7 @@ class Qat:
 
     def torch_backend(self, backend: str) -> Any:
         module = importlib.import_module(f"torch.ao.quantization.backend_config.{backend}")
-        return getattr(module, f"get_{backend}_backend_config")()
+        return beside_numbers(getattr(module, f"get_{backend}_backend_config")())
 
     def theirs(
         self, model: nn.Module, x: Any, backend: str = "x86", mapping: Any = None
