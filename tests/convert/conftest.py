@@ -24,6 +24,7 @@ from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.match import make_plan, plan_fusion
 from backquant.prepare import PreparedModule, Record, insert_observers
+from unkept import beside_numbers
 
 
 def conv_bn(
@@ -241,12 +242,15 @@ class Flow:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return prepare_fx(
-                model, mapping or self.torch_mapping(), examples, backend_config=torch_x86()
+                model,
+                mapping or self.torch_mapping(),
+                examples,
+                backend_config=beside_numbers(torch_x86()),
             )
 
     @staticmethod
     def torch_backend() -> Any:
-        return torch_x86()
+        return beside_numbers(torch_x86())
 
 
 @pytest.fixture
