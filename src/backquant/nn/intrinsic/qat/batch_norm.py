@@ -57,8 +57,7 @@ class BatchNormAfter(FusedModule, QATModule):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As the float root followed by its batch norm."""
-        is_compiling = torch.compiler.is_compiling()
-        factor = (_uncompiled_factor if is_compiling else _factor)(self.bn)
+        factor = _factor(self.bn)
         spatial = [1] * (self.weight.dim() - 2)
         weight = self.weight_fake_quant(self.weight * factor.reshape(-1, 1, *spatial))
         output = self._root(input, weight) / factor.reshape(1, -1, *spatial)
@@ -106,16 +105,15 @@ class BatchNormAfter(FusedModule, QATModule):
         return root.train(self.training)
 
 
-def _factor(bn: _NormBase) -> torch.Tensor:
-    """Step 1."""
+def _compilable_factor(bn: _NormBase) -> torch.Tensor:
     assert bn.running_var is not None
     factor = (1.0 if bn.weight is None else bn.weight) / torch.sqrt(bn.running_var + bn.eps)
     return torch.where(factor == 0, 1.0, factor)
 
 
-# In one graph with the batch norm, torch.compile would compute it again in backward, from running statistics
+# Step 1. Compiled, alone or with the batch norm, it would be computed again in backward, from statistics
 # that have changed by then, which autograd refuses.
-_uncompiled_factor: Callable[[_NormBase], torch.Tensor] = uncompiled(_factor)
+_factor: Callable[[_NormBase], torch.Tensor] = uncompiled(_compilable_factor)
 
 
 def freeze_bn_stats(mod: nn.Module) -> None:
