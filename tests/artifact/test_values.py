@@ -284,3 +284,12 @@ def test_a_partial_with_attributes_is_refused() -> None:
     value.note = 1  # type: ignore[attr-defined]
     with pytest.raises(ArtifactError):
         _again(value)
+
+
+def test_a_dict_has_each_key_once(snapshot: Callable[..., None]) -> None:
+    """Results of a model would lose one; what is left depends on who reads."""
+    for kind in ("dict", "ordered_dict"):
+        for first, second in (("a", "a"), (1, True), (0, -0.0)):
+            with pytest.raises(ArtifactError, match="twice") as caught:
+                Decoder(TensorReader({}, {})).decode({kind: [[first, 1], [second, 2]]})
+    snapshot("dict-with-a-key-twice", caught.value)

@@ -290,7 +290,11 @@ class Decoder:
         return made
 
     def _read_dict(self, pairs: list[list[Any]]) -> dict[Any, Any]:
-        return {self.decode(k, 1): self.decode(v, 1) for k, v in pairs}
+        entries = [(self.decode(k, 1), self.decode(v, 1)) for k, v in pairs]
+        made = dict(entries)
+        if len(made) < len(entries):
+            raise ArtifactError("a dict has a key twice", where=repr(pairs)[:80])
+        return made
 
     def _read_ordered_dict(self, pairs: list[list[Any]]) -> OrderedDict[Any, Any]:
         return OrderedDict(self._read_dict(pairs))
