@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from backquant.match.plan import Plan, Reason
 from backquant.qconfig import QConfigMapping
 
 _SHOWN = 3
+#: Module, operator, and which use of it.
+Place = tuple[str, Any, int]
 
 
 class ChosenRules(NamedTuple):
@@ -66,25 +68,33 @@ def rules_for_places(  # size: the graph, the plan for it, and what is asked of 
     )
     if not found:
         return None
-    result = copy.copy(mapping)
-    result.module_name_object_type_order_qconfigs = copy.copy(
-        mapping.module_name_object_type_order_qconfigs
-    )
-    for left in found:
-        result.set_module_name_object_type_order(*places[left.node], None)
+    result = without_places(mapping, (places[left.node] for left in found))
     return ChosenRules(result, tuple(_notes(found, rules, backend)))
 
 
-def places_of(
-    module: fx.GraphModule, scopes: Mapping[str, Scope]
-) -> dict[str, tuple[str, Any, int]]:
+def without_places(mapping: QConfigMapping, places: Iterable[Place]) -> QConfigMapping:
+    """``mapping`` with a rule that leaves each of these places in float.
+
+    >>> found = without_places(QConfigMapping(), [("", abs, 0)])
+    >>> found.module_name_object_type_order_qconfigs[("", abs, 0)] is None
+    True
+    """
+    result = copy.copy(mapping)
+    ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
+    result.module_name_object_type_order_qconfigs = ordered
+    for place in places:
+        result.set_module_name_object_type_order(*place, None)
+    return result
+
+
+def places_of(module: fx.GraphModule, scopes: Mapping[str, Scope]) -> dict[str, Place]:
     """Module, operator and number of each call, as rules count them.
 
     >>> places_of(fx.symbolic_trace(lambda x: abs(x)), {})
     {'abs_1': ('', <built-in function abs>, 0)}
     """
     uses: Counter[tuple[str, Any]] = Counter()
-    found: dict[str, tuple[str, Any, int]] = {}
+    found: dict[str, Place] = {}
     for node in module.graph.nodes:
         scope = scopes.get(node.name, Scope("", None))
         if node.op in ("call_function", "call_method"):

@@ -22,7 +22,6 @@ This takes a backend that leaves operators in float by default: the scaling is d
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +37,7 @@ from backquant.calibrate.batches import count_of, samples_of
 from backquant.fuse import LAYERS, part_name
 from backquant.graph import GraphIndex, Scope, as_arguments, get_module
 from backquant.match import DefaultRules, MatchKind, Plan
-from backquant.match.default_places import ChosenRules, places_of
+from backquant.match.default_places import ChosenRules, places_of, without_places
 from backquant.match.plan import BySample
 from backquant.match.recheck import float_results
 from backquant.pipeline.parts_by_sample import parts_of_channels, watched_layers, weighted
@@ -113,15 +112,11 @@ def rules_before_scaling(  # size: the graph, the plan for it, and what is asked
     products: quantized, they would round the value in a single range before it is scaled.
     """
     places = places_of(module, scopes)
-    result = copy.copy(mapping)
-    ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
-    result.module_name_object_type_order_qconfigs = ordered
     left = [name for name in _makers(module, layers) if name in places]
     left = [name for name in left if plan.decisions[name].quantized]
-    for name in left:
-        result.set_module_name_object_type_order(*places[name], None)
     if not left:
         return None
+    result = without_places(mapping, (places[name] for name in left))
     shown = ", ".join(left[:_SHOWN]) + (", …" if len(left) > _SHOWN else "")
     return ChosenRules(result, (f"{len(left)} stay float before inputs that are scaled ({shown})",))
 

@@ -7,7 +7,6 @@ only layers read stay quantized: the input of a layer has one scale anyway.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,11 +14,13 @@ import torch
 from torch import fx
 
 from backquant.backend_config import BackendConfig
-from backquant.graph import Scope
+from backquant.dtypes import find_dtype, quantize_bounds
+from backquant.graph import GraphIndex, Scope
 from backquant.graph.ranges import Range, ranges_of
-from backquant.match.default_places import ChosenRules, places_of
+from backquant.match.default_places import ChosenRules, places_of, without_places
 from backquant.match.default_rules import DefaultRules
 from backquant.match.plan import Decision, Outcome, Plan, Reason
+from backquant.operators import find
 from backquant.qconfig import QConfigMapping
 from backquant.reason_codes import ReasonCode
 
@@ -27,6 +28,8 @@ from backquant.reason_codes import ReasonCode
 LEAST_STEPS = 20
 _SHARES = "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
 _SHOWN = 3
+#: Operators of one value whose number may be larger than that, by name.
+_WITH_NUMBERS = frozenset({"pad", "clamp", "hardtanh", "masked_fill", "where"})
 
 
 class _Loss(NamedTuple):
@@ -51,7 +54,10 @@ def rules_for_joins(  # size: the graph, the plan for it, and what is asked of w
     """Rules that leave such operators in float; ``None`` where there are none. ``batches``: what is run."""
     places = places_of(module, scopes)
     joins = [node for node in module.graph.nodes if _shares(plan.decisions.get(node.name))]
-    if not joins:
+    graph = GraphIndex(module)
+    if not any(
+        _may_differ(graph, node, plan) for node in joins
+    ):  # the model is not run for nothing
         return None
     around = {value.name for node in joins for value in (node, *node.all_input_nodes)}
     found = _Joins(joins, plan, ranges_of(module, batches(), around)).lossy()
@@ -62,11 +68,7 @@ def rules_for_joins(  # size: the graph, the plan for it, and what is asked of w
     }
     if not found:
         return None
-    result = copy.copy(mapping)
-    ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
-    result.module_name_object_type_order_qconfigs = ordered
-    for name in found:
-        result.set_module_name_object_type_order(*places[name], None)
+    result = without_places(mapping, (places[name] for name in found))
     shown = ", ".join(list(found)[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
     note = (
         f"{len(found)} stay float by default on {backend.name}, as one scale would leave a part of what "
@@ -78,7 +80,29 @@ def rules_for_joins(  # size: the graph, the plan for it, and what is asked of w
 def _shares(decision: Decision | None) -> bool:
     if decision is None or not decision.quantized or decision.observation != _SHARES:
         return False
-    return decision.asked_activation is not None and not decision.asked_activation.is_dynamic
+    asked = decision.asked_activation
+    return asked is not None and not asked.is_dynamic and _is_integer(asked.dtype)
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    """Narrow floats keep small values beside large ones."""
+    row = find_dtype(dtype)
+    return row is not None and row.is_integer
+
+
+def _may_differ(graph: GraphIndex, node: fx.Node, plan: Plan) -> bool:
+    """Whether ranges can differ around a node that shares qparams: it joins values, puts numbers beside,
+    or rounds what was not rounded before."""
+    key, inputs = graph.key(node), node.all_input_nodes
+    known = None if key is None else find(key.op)
+    if len(inputs) > 1 or (known is not None and known.name in _WITH_NUMBERS):
+        return True
+    return any(_outcome(plan, value) is not Outcome.QUANTIZED for value in inputs)
+
+
+def _outcome(plan: Plan, node: fx.Node) -> Outcome | None:
+    decision = plan.decisions.get(node.name)
+    return None if decision is None else decision.outcome
 
 
 class _Joins:
@@ -92,14 +116,10 @@ class _Joins:
             if any(self._keeps(user) for user in node.users):
                 self.kept.add(node)
 
-    def _outcome(self, node: fx.Node) -> Outcome | None:
-        decision = self.plan.decisions.get(node.name)
-        return None if decision is None else decision.outcome
-
     def _keeps(self, user: fx.Node) -> bool:
         """Whether a reader would see more of a part, if what it reads had no single scale. A layer sees no
         more: its input has one."""
-        if user.op == "output" or self._outcome(user) is Outcome.FLOAT:
+        if user.op == "output" or _outcome(self.plan, user) is Outcome.FLOAT:
             return True
         return user in self.narrowing or user in self.kept
 
@@ -110,7 +130,7 @@ class _Joins:
             inputs = node.all_input_nodes
             lost_before = [found[value.name] for value in inputs if value.name in found]
             unrounded = lost_before or any(
-                self._outcome(value) is not Outcome.QUANTIZED for value in inputs
+                _outcome(self.plan, value) is not Outcome.QUANTIZED for value in inputs
             )
             loss = None
             if node in self.narrowing and unrounded:
@@ -129,19 +149,16 @@ class _Joins:
         if not seen or asked is None:
             return None
         shared = min(low for low, _ in seen), max(high for _, high in seen)
-        step = _step(shared, _levels(asked.dtype, asked.quant_min, asked.quant_max), asked.qscheme)
+        low, high = quantize_bounds(asked.dtype)
+        low = low if asked.quant_min is None else asked.quant_min
+        high = high if asked.quant_max is None else asked.quant_max
+        step = _step(shared, high - low, asked.qscheme)
         known = {part.name: self.ranges[part.name] for part in parts if part.name in self.ranges}
         losses = [
             _Loss(name, own, shared, _width(own) / step) for name, own in known.items() if step > 0
         ]
         lost = [loss for loss in losses if 0 < loss.steps < LEAST_STEPS]
         return min(lost, key=lambda loss: loss.steps, default=None)
-
-
-def _levels(dtype: torch.dtype, low: int | None, high: int | None) -> int:
-    if low is not None and high is not None:
-        return high - low
-    return 2**16 - 1 if dtype in (torch.int16, torch.uint16) else 255
 
 
 def _step(values: Range, levels: int, qscheme: str) -> float:
