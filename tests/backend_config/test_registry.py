@@ -22,7 +22,15 @@ OF_PYTORCH = [
     "executorch",
     "qnnpack_pt2e",
 ]
-OURS = ["onnxruntime", "openvino", "xnnpack", "inductor_x86", "tensorrt_fp8", "x86_lowbit"]
+OURS = [
+    "onnxruntime",
+    "openvino",
+    "xnnpack",
+    "inductor_x86",
+    "tensorrt_fp8",
+    "x86_lowbit",
+    "litert",
+]
 BUILT_IN = [*OF_PYTORCH, *OURS]
 
 

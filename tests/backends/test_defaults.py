@@ -24,6 +24,7 @@ OURS = (
     "xnnpack",
     "inductor_x86",
     "x86_lowbit",
+    "litert",
 )  # PyTorch has no getters
 ENGINES = ("fbgemm", "x86", "qnnpack", "onednn")
 OBSERVERS = {

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Examples by page, in the order in which they are run here. README's compiles.
 PAGES = {
+    "docs/litert.md": (0,),
     "README.md": [0],
     "docs/accuracy.md": [0, 1, 2, 3, 4, 5, 6, 7],
     "docs/calibration.md": [0],

@@ -35,6 +35,7 @@ _BUILT_IN = (
     "inductor_x86",
     "tensorrt_fp8",
     "x86_lowbit",
+    "litert",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")
 

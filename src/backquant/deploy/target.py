@@ -41,6 +41,7 @@ _BUILT_IN = {
     "inductor": "backquant.deploy.inductor:TARGET",
     "qdq-onnx": "backquant.deploy.qdq_onnx:TARGET",
     "pt2e": "backquant.deploy.pt2e:TARGET",
+    "litert": "backquant.deploy.litert:TARGET",
 }
 
 

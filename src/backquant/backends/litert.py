@@ -1,0 +1,162 @@
+"""litert: ``.tflite`` files for LiteRT (TensorFlow Lite), TensorFlow Lite for Microcontrollers and NPU
+compilers.
+
+Source: LiteRT 8-bit quantization specification (``quantization_spec``), and the kernels of LiteRT 2.3.
+
+1. Activations are signed 8-bit with any zero point; weights signed 8-bit, symmetric, without -128, one scale
+   per output channel (products of two activations: none). Biases are int32 in steps of input × weight scale.
+2. Results of softmax and sigmoid are in steps of 1/256 from -128, of tanh in steps of 1/128 around 0, of
+   log-softmax in steps of 1/16 up to 127.
+3. Poolings, concatenation, padding, resizing and what moves values keep their input's qparams.
+4. In float stay norms, and functions that have no integer kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendDefaults,
+    BackendPatternConfig,
+    DefaultOverride,
+    DTypeConfig,
+    DTypeWithConstraints,
+    QDQRules,
+    QuantDefault,
+    Tolerance,
+)
+from backquant.backends.defaults import JOINED, RESHAPE, RESIDUAL, SCORES, TABLES, TRANSPOSED
+from backquant.operators import clamped, conv, elementwise, entries_of, linear, shape
+from backquant.operators.entry import admit
+
+ONE_STEP = Tolerance(1, "XNNPACK requantizes in float32, LiteRT's other kernels in fixed point")
+ACTIVATION = DTypeWithConstraints(torch.qint8)
+
+
+def _weight(**more: Any) -> DTypeWithConstraints:
+    return DTypeWithConstraints(
+        torch.qint8,
+        quant_min_lower_bound=-127,
+        quant_max_upper_bound=127,
+        symmetric=True,
+        **more,
+    )
+
+
+def _fixed(scale: float, zero_point: int) -> DTypeConfig:
+    """Rule 2."""
+    result = DTypeWithConstraints(
+        torch.qint8, scale_exact_match=scale, zero_point_exact_match=zero_point
+    )
+    return DTypeConfig(ACTIVATION, result, tolerance=ONE_STEP)
+
+
+VALUES = DTypeConfig(ACTIVATION, ACTIVATION, tolerance=ONE_STEP)
+WEIGHTED = DTypeConfig(
+    ACTIVATION,
+    ACTIVATION,
+    _weight(ch_axis=0),
+    torch.int32,
+    bias_scale="input_times_weight",
+    tolerance=ONE_STEP,
+)
+TRANSPOSED_WEIGHT = DTypeConfig(
+    ACTIVATION,
+    ACTIVATION,
+    _weight(ch_axis=1),
+    torch.int32,
+    bias_scale="input_times_weight",
+    where={"groups": 1},
+    tolerance=ONE_STEP,
+)
+UNIT, AROUND_ZERO = _fixed(1 / 256, -128), _fixed(1 / 128, 0)
+
+_INTEGER_WEIGHT = QuantDefault(
+    "per_channel_minmax",
+    dtype=torch.qint8,
+    qscheme=torch.per_channel_symmetric,
+    quant_min=-127,
+    quant_max=127,
+)
+_TRAINED_WEIGHT = replace(
+    _INTEGER_WEIGHT,
+    observer="moving_average_per_channel_minmax",
+    fake_quantize="fused_moving_average",
+)
+DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", dtype=torch.qint8, reduce_range=False),
+    weight=_INTEGER_WEIGHT,
+    qat_activation=QuantDefault(
+        "moving_average_minmax",
+        dtype=torch.qint8,
+        quant_min=-128,
+        quant_max=127,
+        reduce_range=False,
+        fake_quantize="fused_moving_average",
+    ),
+    qat_weight=_TRAINED_WEIGHT,
+    overrides=(
+        RESHAPE,
+        DefaultOverride(
+            TRANSPOSED,
+            weight=replace(_INTEGER_WEIGHT, ch_axis=1),
+            qat_weight=replace(_TRAINED_WEIGHT, ch_axis=1),
+        ),
+    ),
+    leave_float=(RESIDUAL, JOINED, TABLES, SCORES),
+)
+
+#: Functions of one value: the result has qparams of its own.
+COMPUTED = ("leaky_relu", "prelu", "elu", "gelu", "hardswish", "silu", "hardsigmoid")
+#: Rule 3.
+KEPT = (
+    *("relu", "relu6", "hardtanh", "clamp", "dropout", "identity", "contiguous", "clone"),
+    *("flatten", "reshape", "view", "permute", "transpose", "squeeze", "unsqueeze", "unflatten"),
+    *("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "interpolate", "pad", "cat", "stack"),
+    *("chunk", "split", "unbind", "select", "narrow", "expand", "repeat", "flip", "roll"),
+    *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "maximum", "minimum"),
+)
+
+
+def _convolutions() -> list[BackendPatternConfig]:
+    return [
+        *(e for dims in (1, 2) for e in admit(conv.conv_entries(conv.CONV[dims]), [WEIGHTED])),
+        *(
+            entry
+            for dims in (1, 2)
+            for entry in admit(conv.transposed_entries(conv.TRANSPOSED[dims]), [TRANSPOSED_WEIGHT])
+        ),
+    ]
+
+
+def backend_config() -> BackendConfig:
+    """What LiteRT computes on integers.
+
+    >>> config = backend_config()
+    >>> config.name, config.engine
+    ('litert', None)
+    """
+    return (
+        BackendConfig("litert")
+        .set_defaults(DEFAULTS)
+        .set_qdq(QDQRules(attention="products"))
+        .set_backend_pattern_configs(
+            [
+                *_convolutions(),
+                *linear.entries([WEIGHTED]),
+                *clamped.entries([WEIGHTED], dimensions=(1, 2)),
+                *elementwise.binary_entries([VALUES], elementwise.ADD_SUB_MUL),
+                *entries_of(["matmul"], [VALUES]),
+                *entries_of(["softmax", "sigmoid"], [UNIT]),
+                *entries_of(["tanh"], [AROUND_ZERO]),
+                *entries_of([*COMPUTED, "mean"], [VALUES]),
+                *entries_of(KEPT, [VALUES]),
+                *shape.tensor_info_entries([VALUES]),
+            ]
+        )
+    )

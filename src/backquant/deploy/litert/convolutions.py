@@ -1,0 +1,176 @@
+"""Convolutions and transposed convolutions.
+
+1. The format pads by ``SAME`` or not at all; other paddings are an operator before the kernel.
+2. A convolution along one axis is one of images of height 1.
+3. A transposed convolution gives the whole result, of which the padding is cut off, where ``SAME`` does
+   not do that; dilated ones have a kernel with zeros in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from backquant.deploy.litert.call import Call, Rule, Table
+from backquant.deploy.litert.images import activation, from_image, image, image_output, pair
+from backquant.deploy.litert.network import Array, Tensor
+from backquant.deploy.litert.padding import SAME, VALID, Amounts, padded, same_padding
+from backquant.deploy.litert.values import UnsupportedError, Value
+from backquant.deploy.litert.weights import bias_of, has_integer_weight, stored_weight, weight_of
+
+__all__ = ["TABLE"]
+
+_aten = torch.ops.aten
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Kernel, stride and dilation along height and width; rule 2."""
+
+    rank: int
+    kernel: Pair
+    stride: Pair
+    dilation: Pair
+
+    @classmethod
+    def of(cls, call: Call, rank: int) -> _Window:
+        kernel = pair(tuple(weight_of(call).value.shape[2:]), rank)
+        stride, dilation = (pair(call.arg(name, 1), rank) for name in ("stride", "dilation"))
+        return cls(rank, kernel, stride, dilation)
+
+
+def _as_image_kernel(weight: Array) -> Array:
+    """Rule 2."""
+    return weight[:, :, None, :] if weight.ndim == 3 else weight
+
+
+def _ordinary(weight: Array) -> Array:
+    """Output channels, height, width, input channels."""
+    return np.transpose(_as_image_kernel(weight), (0, 2, 3, 1))
+
+
+def _depthwise(weight: Array) -> Array:
+    """One, height, width, output channels."""
+    return np.transpose(_as_image_kernel(weight), (1, 2, 3, 0))
+
+
+def _convolution(call: Call) -> Value:
+    value = call.read("input")
+    window = _Window.of(call, len(value.shape))
+    source = image(call, value)
+    groups, outputs = int(call.arg("groups", 1)), int(weight_of(call).value.shape[0])
+    depthwise = groups > 1 and groups == source.shape[3]
+    same = same_padding(source, window.kernel, window.stride, window.dilation)
+    source, how = padded(call, source, _padding(call, window), same)
+    arrange, axis = (_depthwise, 3) if depthwise else (_ordinary, 0)
+    weight = stored_weight(call, arrange, axis)
+    bias = bias_of(call, source, weight, outputs)
+    options: dict[str, Any] = {
+        "padding": how,
+        "strideH": window.stride[0],
+        "strideW": window.stride[1],
+        "dilationHFactor": window.dilation[0],
+        "dilationWFactor": window.dilation[1],
+        "fusedActivationFunction": activation(call),
+    }
+    if depthwise:
+        options["depthMultiplier"] = outputs // groups
+    code = "DEPTHWISE_CONV_2D" if depthwise else "CONV_2D"
+    made = call.emitter.emit(code, (source, weight, bias), image_output(call), **options)
+    return from_image(call, made, window.rank)
+
+
+def _padding(call: Call, window: _Window) -> Amounts:
+    """What is added before and after height and width."""
+    given = call.arg("padding", 0)
+    if given == "valid":
+        return (0, 0), (0, 0)
+    if given == "same":
+        totals = [d * (k - 1) for k, d in zip(window.kernel, window.dilation, strict=True)]
+        first, second = ((total // 2, total - total // 2) for total in totals)
+        return first, second
+    height, width = pair(given, window.rank, of_lines=0)
+    return (height, height), (width, width)
+
+
+# -- transposed ---------------------------------------------------------------------------------------
+
+
+def _transposed(call: Call) -> Value:
+    value = call.read("input")
+    window = _Window.of(call, len(value.shape))
+    source = image(call, value)
+    if int(call.arg("groups", 1)) > 1:
+        raise UnsupportedError("a transposed convolution in groups")
+    if -1 in source.signature:
+        raise UnsupportedError("free sizes: the sizes of its result are in the file")
+    padding = pair(call.arg("padding", 0), window.rank, of_lines=0)
+
+    def arrange(weight: Array) -> Array:
+        return _dilated(np.transpose(_as_image_kernel(weight), (1, 2, 3, 0)), window.dilation)
+
+    weight = stored_weight(call, arrange, 0)
+    bias = bias_of(call, source, weight, weight.shape[0])
+    out = image_output(call)
+    made, how = _whole(call, source, weight, out, window, padding)
+    inputs = (call.emitter.integers(made.shape, "output_shape"), weight, source, bias)
+    options = {
+        "padding": how,
+        "strideH": window.stride[0],
+        "strideW": window.stride[1],
+        "fusedActivationFunction": activation(call),
+    }
+    call.emitter.emit("TRANSPOSE_CONV", inputs, made, **options)
+    if made is not out:
+        begin = call.emitter.integers((0, *padding, 0), "begin")
+        call.emitter.emit("SLICE", (made, begin, call.emitter.integers(out.shape, "size")), out)
+    return from_image(call, out, window.rank)
+
+
+def _whole(  # size: sizes of input, kernel and result, and how they are cut
+    call: Call, source: Tensor, weight: Tensor, out: Tensor, window: _Window, padding: Pair
+) -> tuple[Tensor, int]:
+    """Rule 3: the tensor that the kernel writes, and the padding that it has."""
+    axes = list(zip(source.shape[1:3], window.stride, weight.shape[1:3], strict=True))
+    whole = [(n - 1) * s + k for n, s, k in axes]
+    wanted = out.shape[1:3]
+    if tuple(whole) == wanted and not any(padding):
+        return out, VALID
+    cuts = [total - n for total, n in zip(whole, wanted, strict=True)]
+    fits = (math.ceil(out / s) == n for out, (n, s, _) in zip(wanted, axes, strict=True))
+    if all(fits) and all(c >= 0 and c // 2 == p for c, p in zip(cuts, padding, strict=True)):
+        return out, SAME
+    if any(pad + n > total for pad, n, total in zip(padding, wanted, whole, strict=True)):
+        raise UnsupportedError("an output padding beyond what the kernel reaches")
+    return call.emitter.like(out, (source.shape[0], *whole, weight.shape[0])), VALID
+
+
+def _dilated(weight: Array, dilation: Sequence[int]) -> Array:
+    """Rule 3.
+
+    >>> _dilated(np.ones((1, 1, 2, 1)), (1, 2))[0, 0, :, 0].tolist()
+    [1.0, 0.0, 1.0]
+    """
+    o, h, w, i = weight.shape
+    sizes = (o, (h - 1) * dilation[0] + 1, (w - 1) * dilation[1] + 1, i)
+    made = np.zeros(sizes, weight.dtype)
+    made[:, :: dilation[0], :: dilation[1]] = weight
+    return made
+
+
+_CONVOLUTION = Rule(_convolution, has_integer_weight(0), fuses=True)
+_TRANSPOSED = Rule(_transposed, has_integer_weight(1))
+TABLE: Table = {
+    _aten.conv1d.default: _CONVOLUTION,
+    _aten.conv2d.default: _CONVOLUTION,
+    _aten.conv1d.padding: _CONVOLUTION,
+    _aten.conv2d.padding: _CONVOLUTION,
+    _aten.conv_transpose1d.default: _TRANSPOSED,
+    _aten.conv_transpose2d.input: _TRANSPOSED,
+}

@@ -1,0 +1,349 @@
+"""From a ``torch.export`` program in quantize and dequantize nodes to a ``Network``.
+
+1. An operator whose operands are dequantized integers and whose result is only quantized is computed on
+   integers, where LiteRT has such a kernel. A clamp between it and the quantize node is part of it.
+2. What a kernel cannot give in the qparams that follow is requantized by an operator of its own.
+3. Everything else is computed in float, between DEQUANTIZE and QUANTIZE.
+4. What depends on no input is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+
+from backquant.deploy.litert.call import Call, Rule, Table, bound_arguments
+from backquant.deploy.litert.clamps import clamp_after, fused_clamp, is_clamp
+from backquant.deploy.litert.emitter import Emitter
+from backquant.deploy.litert.layouts import CHANNELS_LAST, Layout, plain, stored
+from backquant.deploy.litert.network import Network, Scales, Tensor, dtype_name
+from backquant.deploy.litert.values import (
+    Constant,
+    Dequantized,
+    UnsupportedError,
+    Value,
+    signature_of,
+    sizes_of,
+)
+from backquant.deploy.program import Program
+from backquant.lower.qdq import (
+    is_channel_dequantize,
+    is_dequantize,
+    is_described_quantize,
+    is_quantize,
+    qparams_of,
+)
+
+__all__ = ["Lowered", "Lowering", "RefusedError"]
+
+_NAMES = {torch.int8: "INT8", torch.int16: "INT16", torch.uint8: "UINT8"}
+
+
+class RefusedError(Exception):
+    """A node that cannot be written, and why."""
+
+    def __init__(self, node: fx.Node, words: str) -> None:
+        super().__init__(words)
+        self.node = node
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """``network``, and the nodes at which a transpose was written, one for each."""
+
+    network: Network
+    transposes: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Lowering:
+    """One program. ``channels_last``: inputs and outputs of four axes are stored so; ``integer_inputs``,
+    ``integer_outputs``: without conversions from and to float at the edges."""
+
+    program: Program
+    table: Table
+    channels_last: bool = False
+    integer_inputs: bool = False
+    integer_outputs: bool = False
+    emitter: Emitter = field(default_factory=Emitter)
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    done: set[fx.Node] = field(default_factory=set)
+
+    def run(self) -> Lowered:
+        """Raises ``RefusedError`` at the first node that the format cannot express."""
+        graph = self.program.exported.graph
+        self._bind_inputs(graph)
+        for node in graph.nodes:
+            if node.op == "call_function" and node not in self.done:
+                self.emitter.node = self.program.origins.get(node.name, "")
+                try:
+                    self._lower(node)
+                except UnsupportedError as error:
+                    raise RefusedError(node, str(error)) from error
+        self.emitter.node = ""
+        self._bind_outputs(graph)
+        return Lowered(self.emitter.network, tuple(self.emitter.transposes))
+
+    # -- edges ----------------------------------------------------------------------------------------
+
+    def _bind_inputs(self, graph: fx.Graph) -> None:
+        exported = self.program.exported
+        placeholders = list(graph.find_nodes(op="placeholder"))
+        for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):
+            if spec.kind is InputKind.USER_INPUT:
+                if isinstance(node.meta.get("val"), torch.Tensor):
+                    self._bind_input(node)
+                continue
+            target = str(spec.target)
+            state: Mapping[str, Any] = exported.state_dict
+            held = state[target] if target in state else exported.constants[target]
+            self.values[node] = Constant(node.name, held)
+
+    def _bind_input(self, node: fx.Node) -> None:
+        layout = self._edge_layout(node)
+        dtype = node.meta["val"].dtype
+        name = "FLOAT32" if dtype == torch.float64 else dtype_name(dtype)
+        made = Tensor(
+            node.name, stored(sizes_of(node), layout), stored(signature_of(node), layout), name
+        )
+        network = self.emitter.network
+        network.inputs.append(made)
+        network.input_names.append(node.name)
+        value = Value(made, layout)
+        readers = [user for user in node.users if is_quantize(user)]
+        if self.integer_inputs and readers and len(readers) == len(node.users):
+            made.scales, made.dtype = _scales(readers[0]), _NAMES[qparams_of(readers[0]).dtype]
+            self.values[readers[0]] = value
+            self.done.add(readers[0])
+            for reader in readers[1:]:
+                self.values[reader] = self._requantized(value, reader)
+                self.done.add(reader)
+        elif all(is_dequantize(user) for user in node.users) and node.users:
+            made.scales = _scales(next(iter(node.users)))
+        self.values[node] = value
+
+    def _edge_layout(self, node: fx.Node) -> Layout:
+        rank = len(sizes_of(node))
+        return CHANNELS_LAST if self.channels_last and rank == 4 else plain(rank)
+
+    def _bind_outputs(self, graph: fx.Graph) -> None:
+        network = self.emitter.network
+        [output] = graph.find_nodes(op="output")
+        for index, node in enumerate(output.args[0]):
+            held = self.values.get(node)
+            if isinstance(held, Dequantized) and self.integer_outputs:
+                value = held.integers
+            elif isinstance(held, (Value, Dequantized, Constant)):
+                value = Call(node, self.emitter, self.values).floats(held)
+            else:
+                continue  # a number
+            tensor = self.emitter.laid(value, self._edge_layout(node))
+            if tensor in network.inputs or tensor in network.outputs or tensor.data is not None:
+                tensor = self._copied(tensor)
+            network.outputs.append(tensor)
+            network.output_names.append(f"output_{index}")
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """An output of its own: the runtime wants one tensor for each."""
+        made = self.emitter.like(tensor, tensor.shape, signature=tensor.signature)
+        sizes = self.emitter.integers(tensor.signature)
+        return self.emitter.emit("RESHAPE", (tensor, sizes), made, newShape=list(tensor.signature))
+
+    # -- nodes ----------------------------------------------------------------------------------------
+
+    def _lower(self, node: fx.Node) -> None:
+        if self._is_computed_here(node):
+            self._compute(node)
+        elif is_quantize(node) or is_described_quantize(node):
+            self.values[node] = self._quantized(node)
+        elif is_dequantize(node):
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            value = self.values[source]
+            self.values[node] = Dequantized(value)
+        elif isinstance(node.meta.get("val"), (list, tuple)) or _is_number(node):
+            self.values[node] = None  # its items are written where they are taken
+        else:
+            self._write(node)
+
+    def _is_computed_here(self, node: fx.Node) -> bool:
+        """Rule 4."""
+        if any(isinstance(value, torch.SymInt) for value in _symbolic(node)):
+            return False
+        return all(isinstance(self.values.get(source), Constant) for source in node.all_input_nodes)
+
+    def _compute(self, node: fx.Node) -> None:
+        def value(source: fx.Node) -> Any:
+            return self.values[source].value
+
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
+        kwargs = {name: each for name, each in kwargs.items() if name != "device"}
+        with torch.no_grad():
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
+        if not isinstance(result, torch.Tensor):
+            self.values[node] = Constant(node.name, result)
+            return
+        made = Constant(node.name, result)
+        if is_dequantize(node) or is_channel_dequantize(node):
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            made.name = self.values[source].name
+            made.integers, made.scales = self.values[source].value, _weight_scales(node, self)
+        self.values[node] = made
+
+    def _quantized(self, node: fx.Node) -> Value:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        held = self.values[source]
+        if isinstance(held, Dequantized):
+            return self._requantized(held.integers, node)
+        floats = Call(node, self.emitter, self.values).floats(held)
+        return self._requantized(floats, node)
+
+    def _requantized(self, value: Value, node: fx.Node) -> Value:
+        return self.emitter.quantize(value, _scales(node), _NAMES[qparams_of(node).dtype])
+
+    def _write(self, node: fx.Node) -> None:
+        rule = self.table.get(node.target)
+        if rule is None:
+            raise UnsupportedError("LiteRT has no operator for it")
+        call = Call(node, self.emitter, self.values)
+        clamp, quantizers = _readers(node)
+        call.columns_allowed = only_linear_layers_read(node)
+        if quantizers and self._on_integers(call, rule, quantizers[0]):
+            self._write_integers(call, rule, clamp, quantizers)
+            return
+        if clamp is not None and rule.fuses:
+            activation = fused_clamp(clamp, None)
+            if activation is not None:
+                call.activation = activation
+                self.values[clamp] = rule.write(call)
+                self.done.add(clamp)
+                return
+        self.values[node] = rule.write(call)
+
+    def _on_integers(self, call: Call, rule: Rule, quantize: fx.Node) -> bool:
+        """Rule 1; prepares ``call`` for it."""
+        if qparams_of(quantize).dtype not in (torch.int8, torch.int16):
+            return False
+        operands = [self.values.get(source) for source in _operands(call.node)]
+        if not any(isinstance(each, Dequantized) for each in operands):
+            return False
+        if not all(isinstance(each, (Dequantized, Constant)) for each in operands):
+            return False
+        call.scales, call.dtype = _scales(quantize), _NAMES[qparams_of(quantize).dtype]
+        first = next(each for each in operands if isinstance(each, Dequantized))
+        if rule.keeps:
+            call.scales, call.dtype = first.integers.scales, first.integers.tensor.dtype
+        if any(
+            each.integers.tensor.dtype != call.dtype
+            for each in operands
+            if isinstance(each, Dequantized)
+        ):
+            return False
+        call.integer = True
+        call.integer = bool(rule.integer(call))
+        return call.integer
+
+    def _write_integers(
+        self, call: Call, rule: Rule, clamp: fx.Node | None, quantizers: Sequence[fx.Node]
+    ) -> None:
+        activation = None
+        if clamp is not None and rule.fuses:
+            activation = fused_clamp(clamp, call.scales)
+        call.activation = activation or "NONE"
+        value = rule.write(call)
+        if clamp is not None:
+            if activation is None:
+                value = clamp_after(self.emitter, clamp, value)
+            self.done.add(clamp)
+        for quantize in quantizers:
+            self.values[quantize] = self._requantized(value, quantize)
+            self.done.add(quantize)
+
+
+def _readers(node: fx.Node) -> tuple[fx.Node | None, list[fx.Node]]:
+    """The clamp after ``node``, if nothing else reads it, and the quantize nodes that read either; none where
+    something else does, too."""
+    users, clamp = list(node.users), None
+    if len(users) == 1 and is_clamp(users[0]):
+        clamp = users[0]
+        users = list(clamp.users)
+    if users and all(is_quantize(user) or is_described_quantize(user) for user in users):
+        return clamp, users
+    return clamp, []
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node computes with; the item of a split reads what is split."""
+    if getattr(node.target, "__name__", "") == "getitem":
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return list(source.all_input_nodes)
+    return [
+        source
+        for source in node.all_input_nodes
+        if isinstance(source.meta.get("val"), torch.Tensor)
+        and source.meta["val"].is_floating_point()
+    ]
+
+
+def _is_number(node: fx.Node) -> bool:
+    return not isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _symbolic(node: fx.Node) -> list[Any]:
+    found: list[Any] = []
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        found.extend(value.shape)
+    return found
+
+
+def _scales(node: fx.Node) -> Scales:
+    qparams = qparams_of(node)
+    return Scales.one(qparams.scale, qparams.zero_point)  # type: ignore[arg-type]
+
+
+def _weight_scales(node: fx.Node, lowering: Lowering) -> Scales:
+    if is_dequantize(node):
+        return _scales(node)
+    given = bound_arguments(node)
+    scale, zero_point = (lowering.values[given[name]].value for name in ("scales", "zero_points"))
+    return Scales(
+        tuple(scale.float().tolist()),
+        tuple(int(each) for each in zero_point.tolist()),
+        int(given["axis"]),
+    )
+
+
+_MOVING = ("relu", "dropout", "clone", "quantize_per_tensor", "dequantize_per_tensor", "linear")
+
+
+def only_linear_layers_read(node: fx.Node) -> bool:
+    """Whether all that reads a value, through clamps and conversions, is a linear layer with a constant
+    weight."""
+    pending, found = list(node.users), False
+    while pending:
+        user = pending.pop()
+        name = getattr(user.target, "_schema", None)
+        name = "" if name is None else name.name.partition("::")[2]
+        if name not in _MOVING:
+            return False
+        if name != "linear":
+            pending += list(user.users)
+            continue
+        weight = user.args[1]
+        assert isinstance(weight, fx.Node)
+        constant = (
+            weight.op == "placeholder" or is_channel_dequantize(weight) or is_dequantize(weight)
+        )
+        if not constant or user.args[0] is weight or weight is node:
+            return False
+        found = True
+    return found

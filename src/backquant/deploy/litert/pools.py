@@ -1,0 +1,267 @@
+"""Poolings, means, softmax, resizes and other operators over several places.
+
+1. The format leaves padding out of averages: where PyTorch counts it, an operator before the kernel adds
+   it. Maxima are padded with the lowest value.
+2. An adaptive average over whole windows is an average with these windows; over the whole image a mean.
+3. Softmax is over the axis that lies last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from backquant.deploy.litert.arithmetic import UNIT
+from backquant.deploy.litert.call import Call, Rule, Table
+from backquant.deploy.litert.images import activation, from_image, image, image_output, pair
+from backquant.deploy.litert.layouts import last, without
+from backquant.deploy.litert.network import Scales, Tensor
+from backquant.deploy.litert.padding import padded, same_padding
+from backquant.deploy.litert.values import Constant, UnsupportedError, Value
+
+__all__ = ["TABLE"]
+
+_aten = torch.ops.aten
+
+
+def _window(call: Call, rank: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    kernel = pair(call.arg("kernel_size"), rank)
+    stride = pair(call.arg("stride") or call.arg("kernel_size"), rank)
+    return kernel, stride, pair(call.arg("padding", 0), rank, of_lines=0)
+
+
+def _pool(code: str) -> Callable[[Call], Value]:
+    def write(call: Call) -> Value:
+        value = call.read("self")
+        rank = len(value.shape)
+        source = image(call, value)
+        if max(pair(call.arg("dilation", 1), rank)) > 1:
+            raise UnsupportedError("a dilated pooling")
+        made = image_output(call)
+        kernel, stride, padding = _window(call, rank)
+        amounts = _amounts(source, made, kernel, stride, padding)
+        same = same_padding(source, kernel, stride, (1, 1))
+        if code == "MAX_POOL_2D":
+            source, how = padded(call, source, amounts, same, -math.inf)
+        else:
+            counted = bool(call.arg("count_include_pad", True))
+            source, how = padded(call, source, amounts, None if counted else same)
+        options = _pool_options(kernel, stride, how, activation(call))
+        call.emitter.emit(code, (source,), made, **options)
+        return from_image(call, made, rank)
+
+    return write
+
+
+def _pool_options(
+    kernel: Sequence[int], stride: Sequence[int], padding: int, fused: int
+) -> dict[str, Any]:
+    return {
+        "padding": padding,
+        "filterHeight": kernel[0],
+        "filterWidth": kernel[1],
+        "strideH": stride[0],
+        "strideW": stride[1],
+        "fusedActivationFunction": fused,
+    }
+
+
+def _amounts(
+    source: Tensor,
+    made: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """What is added before and after height and width; a result rounded up reads beyond the end."""
+    rows = []
+    for n, out, k, s, pad in zip(
+        source.shape[1:3], made.shape[1:3], kernel, stride, padding, strict=True
+    ):
+        reach = (out - 1) * s + k
+        beyond = max(pad, reach - n - pad) if reach - n - pad > pad else pad
+        rows.append((pad, beyond))
+    return rows[0], rows[1]
+
+
+def _averages_as_the_format(call: Call) -> bool:
+    """Rule 1, for what cannot be said with an operator before the kernel."""
+    if call.arg("divisor_override") is not None:
+        return False
+    if call.arg("ceil_mode", False):
+        return False
+    rank = len(call.shape)
+    _, _, padding = _window(call, rank)
+    return bool(call.arg("count_include_pad", True)) or not any(padding)
+
+
+def _average(call: Call) -> Value:
+    value = call.read("self")
+    if not _averages_as_the_format(call):
+        source = image(call, value)
+        kernel, stride, padding = _window(call, len(value.shape))
+        same = same_padding(source, kernel, stride, (1, 1))
+        amounts = _amounts(source, image_output(call), kernel, stride, padding)
+        if call.arg("divisor_override") is not None or amounts != same:
+            raise UnsupportedError(
+                "an average that leaves out padding, or divides by another count"
+            )
+    return _pool("AVERAGE_POOL_2D")(call)
+
+
+def _adaptive(call: Call) -> Value:
+    """Rule 2."""
+    value = call.read("self")
+    rank = len(value.shape)
+    source = image(call, value)
+    if -1 in source.signature[1:3]:
+        if call.shape[2:] == (1,) * (rank - 2):
+            return _reduced("MEAN", call, list(range(2, rank)), keep=True)
+        raise UnsupportedError("an adaptive average of a free size")
+    made = image_output(call)
+    windows = []
+    for n, out in zip(source.shape[1:3], made.shape[1:3], strict=True):
+        if n % out:
+            raise UnsupportedError("an adaptive average over windows of several sizes")
+        windows.append(n // out)
+    call.emitter.emit(
+        "AVERAGE_POOL_2D", (source,), made, **_pool_options(windows, windows, 1, activation(call))
+    )
+    return from_image(call, made, rank)
+
+
+def _whole_windows(call: Call) -> bool:
+    held = call.held(call.args["self"])
+    sizes = held.integers.shape if hasattr(held, "integers") else ()
+    return all(n % out == 0 for n, out in zip(sizes[2:], call.shape[2:], strict=False))
+
+
+def _reduced(code: str, call: Call, axes: Sequence[int], keep: bool) -> Value:
+    value = call.read("input" if "input" in call.args else "self")
+    rank = len(value.shape)
+    axes = [axis % rank for axis in axes]
+    places = sorted(value.layout.index(axis) for axis in axes)
+    layout = value.layout if keep else without(value.layout, axes)
+    return call.emit(
+        code, (value.tensor, call.emitter.integers(places, "axes")), layout, keepDims=keep
+    )
+
+
+def _reduction(code: str, axes: str = "dim") -> Callable[[Call], Value]:
+    def write(call: Call) -> Value:
+        given = call.arg(axes)
+        operand = call.args.get("input", call.args.get("self"))
+        rank = len(operand.meta["val"].shape)
+        chosen = [given] if isinstance(given, int) else list(given or range(rank))
+        return _reduced(code, call, chosen, bool(call.arg("keepdim", False)))
+
+    return write
+
+
+def _softmax(code: str) -> Callable[[Call], Value]:
+    """Rule 3."""
+
+    def write(call: Call) -> Value:
+        value = call.read("self")
+        rank = len(value.shape)
+        axis = call.arg("dim") % rank
+        layout = value.layout if value.layout[-1] == axis else last(rank, axis)
+        source = call.emitter.laid(value, layout)
+        options = {"beta": 1.0} if code == "SOFTMAX" else {}
+        return call.emit(code, (source,), layout, **options)
+
+    return write
+
+
+_LOG_UNIT = {"INT8": Scales.one(16 / 256, 127)}
+
+
+def _fixed(scales: dict[str, Scales]) -> Callable[[Call], bool]:
+    return lambda call: call.scales == scales.get(call.dtype)
+
+
+def _resize(code: str) -> Callable[[Call], Value]:
+    def write(call: Call) -> Value:
+        value = call.read("self" if "self" in call.args else "input")
+        if len(value.shape) != 4:
+            raise UnsupportedError(f"resizing {len(value.shape)} axes")
+        source = image(call, value)
+        made = image_output(call)
+        corners = bool(call.arg("align_corners", False))
+        if code == "RESIZE_NEAREST_NEIGHBOR":
+            options = {"alignCorners": False, "halfPixelCenters": False}
+        else:
+            options = {"alignCorners": corners, "halfPixelCenters": not corners}
+        if -1 in made.signature[1:3]:
+            raise UnsupportedError("resizing to a free size")
+        sizes = call.emitter.integers(made.shape[1:3])
+        call.emitter.emit(code, (source, sizes), made, **options)
+        return from_image(call, made, 4)
+
+    return write
+
+
+def _arg(code: str) -> Callable[[Call], Value]:
+    def write(call: Call) -> Value:
+        value = call.read("self")
+        axis = call.arg("dim")
+        if axis is None:
+            raise UnsupportedError("the place of the largest of all values")
+        axis %= len(value.shape)
+        keep = bool(call.arg("keepdim", False))
+        layout = without(value.layout, [axis])
+        place = call.emitter.integers([value.layout.index(axis)], "axis")
+        out = call.output(value.layout if keep else layout)
+        shape = tuple(n for i, n in enumerate(value.tensor.shape) if value.layout[i] != axis)
+        signature = tuple(
+            n for i, n in enumerate(value.tensor.signature) if value.layout[i] != axis
+        )
+        made = call.emitter.like(out, shape, signature=signature) if keep else out
+        call.emitter.emit(code, (value.tensor, place), made, outputType=4)
+        if keep:
+            made = call.emitter.reshape(made, out.shape, out.signature)
+        return Value(made, value.layout if keep else layout)
+
+    return write
+
+
+def _cumsum(call: Call) -> Value:
+    value = call.read("self")
+    axis = call.arg("dim") % len(value.shape)
+    place = call.emitter.constant(
+        Constant("axis", torch.tensor(value.layout.index(axis), dtype=torch.int32)), None, ""
+    )
+    return call.emit("CUMSUM", (value.tensor, place.tensor), value.layout)
+
+
+def _all(_: Call) -> bool:
+    return True
+
+
+def _int8_mean(call: Call) -> bool:
+    return len(call.shape) <= 4
+
+
+TABLE: Table = {
+    _aten.max_pool1d.default: Rule(_pool("MAX_POOL_2D"), _all, keeps=True, fuses=True),
+    _aten.max_pool2d.default: Rule(_pool("MAX_POOL_2D"), _all, keeps=True, fuses=True),
+    _aten.avg_pool1d.default: Rule(_average, _averages_as_the_format, keeps=True),
+    _aten.avg_pool2d.default: Rule(_average, _averages_as_the_format, keeps=True),
+    _aten.adaptive_avg_pool1d.default: Rule(_adaptive, _whole_windows, keeps=True),
+    _aten.adaptive_avg_pool2d.default: Rule(_adaptive, _whole_windows, keeps=True),
+    _aten.mean.dim: Rule(_reduction("MEAN"), _int8_mean),
+    _aten.sum.dim_IntList: Rule(_reduction("SUM")),
+    _aten.amax.default: Rule(_reduction("REDUCE_MAX")),
+    _aten.amin.default: Rule(_reduction("REDUCE_MIN")),
+    _aten.argmax.default: Rule(_arg("ARG_MAX")),
+    _aten.argmin.default: Rule(_arg("ARG_MIN")),
+    _aten.cumsum.default: Rule(_cumsum),
+    _aten.softmax.int: Rule(_softmax("SOFTMAX"), _fixed(UNIT)),
+    _aten._softmax.default: Rule(_softmax("SOFTMAX"), _fixed(UNIT)),
+    _aten.log_softmax.int: Rule(_softmax("LOG_SOFTMAX"), _fixed(_LOG_UNIT)),
+    _aten.upsample_nearest2d.vec: Rule(_resize("RESIZE_NEAREST_NEIGHBOR"), _all, keeps=True),
+    _aten.upsample_bilinear2d.vec: Rule(_resize("RESIZE_BILINEAR"), _all, keeps=True),
+}

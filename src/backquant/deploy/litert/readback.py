@@ -1,0 +1,142 @@
+"""What the interpreter runs of a ``.tflite`` file: each operator, its types, and whether XNNPACK takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backquant.deploy.litert.network import Array
+
+__all__ = ["LoadedFile", "ReadOperator", "interpreter_of", "read_back", "run_file"]
+
+_CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
+_INTEGERS = ("int8", "int16", "uint8")
+_DELEGATE = "DELEGATE"
+
+
+@dataclass(frozen=True)
+class ReadOperator:
+    """One operator of the file, in its order. ``inputs``, ``output``: dtypes of its tensors;
+    ``delegated``: XNNPACK runs it where that is compiled in."""
+
+    code: str
+    inputs: tuple[str, ...]
+    output: str
+    delegated: bool
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it computes on integers, or moves them: a conversion between dtypes does not, nor does
+        a kernel that reads floats."""
+        if self.code in _CONVERSIONS and not set(self.inputs) <= set(_INTEGERS):
+            return False
+        if self.code == "DEQUANTIZE":
+            return False
+        return self.output in _INTEGERS or (
+            bool(self.inputs) and self.inputs[0] in _INTEGERS and self.output != "float32"
+        )
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that it computes in."""
+        return self.output if self.is_integer or not self.inputs else self.inputs[0]
+
+
+def interpreter_of(
+    content: bytes | Path, *, reference: bool = False, delegates: bool = True, threads: int = 1
+) -> Any:
+    """The interpreter of a file. ``reference``: LiteRT's reference kernels; ``delegates``: XNNPACK's,
+    where they are."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    kind = OpResolverType.AUTO
+    if reference:
+        kind = OpResolverType.BUILTIN_REF
+    elif not delegates:
+        kind = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    given = (
+        {"model_content": content} if isinstance(content, bytes) else {"model_path": str(content)}
+    )
+    return Interpreter(**given, experimental_op_resolver_type=kind, num_threads=threads)
+
+
+def read_back(content: bytes) -> list[ReadOperator]:
+    """The operators of a file, as the interpreter has them."""
+    plain = interpreter_of(content, delegates=False)
+    plain.allocate_tensors()
+    fast = interpreter_of(content)
+    fast.allocate_tensors()
+    taken = _delegated(fast._get_ops_details())
+    types = {each["index"]: np.dtype(each["dtype"]).name for each in plain.get_tensor_details()}
+    found = []
+    for each in plain._get_ops_details():
+        inputs = tuple(types[int(i)] for i in each["inputs"] if int(i) in types)
+        outputs = [types[int(i)] for i in each["outputs"] if int(i) in types]
+        delegated = each["op_name"] != _DELEGATE and each["index"] in taken
+        found.append(
+            ReadOperator(each["op_name"], inputs, outputs[0] if outputs else "", delegated)
+        )
+    return found
+
+
+def _delegated(details: Sequence[Mapping[str, Any]]) -> set[int]:
+    """The operators that delegates replaced: what computes their outputs from their inputs."""
+    makers = {
+        int(output): each
+        for each in details
+        if each["op_name"] != _DELEGATE
+        for output in each["outputs"]
+    }
+    found: set[int] = set()
+    for delegate in details:
+        if delegate["op_name"] != _DELEGATE:
+            continue
+        given = {int(each) for each in delegate["inputs"]}
+        pending = [int(each) for each in delegate["outputs"]]
+        while pending:
+            maker = makers.get(pending.pop())
+            if maker is not None and maker["index"] not in found:
+                found.add(maker["index"])
+                pending += [int(each) for each in maker["inputs"] if int(each) not in given]
+    return found
+
+
+class LoadedFile:
+    """See ``backquant.deploy.session.Loaded``: arrays in PyTorch's order of arguments."""
+
+    def __init__(self, content: bytes | Path, *, reference: bool = False, threads: int = 1) -> None:
+        self.interpreter = interpreter_of(content, reference=reference, threads=threads)
+        self._inputs = self.interpreter.get_input_details()
+        self._outputs = self.interpreter.get_output_details()
+        self._shapes: list[tuple[int, ...]] = []
+
+    @property
+    def inputs(self) -> dict[str, list[int | None]]:
+        """The sizes of each input; free ones are ``None``."""
+        return {
+            each["name"]: [None if size == -1 else int(size) for size in each["shape_signature"]]
+            for each in self._inputs
+        }
+
+    def run(self, inputs: Sequence[Any]) -> list[Array]:
+        """One call."""
+        arrays = [np.asarray(each) for each in inputs]
+        shapes = [array.shape for array in arrays]
+        if shapes != self._shapes:
+            for each, array in zip(self._inputs, arrays, strict=True):
+                self.interpreter.resize_tensor_input(each["index"], array.shape)
+            self.interpreter.allocate_tensors()
+            self._shapes = shapes
+        for each, array in zip(self._inputs, arrays, strict=True):
+            self.interpreter.set_tensor(each["index"], array.astype(each["dtype"]))
+        self.interpreter.invoke()
+        return [self.interpreter.get_tensor(each["index"]) for each in self._outputs]
+
+
+def run_file(content: bytes, inputs: Sequence[Any], *, reference: bool = False) -> list[Array]:
+    """The outputs of a file for arrays."""
+    return LoadedFile(content, reference=reference).run(inputs)
