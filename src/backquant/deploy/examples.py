@@ -74,15 +74,48 @@ def with_twice_on_free_axes(
     return _with_grown(args, kwargs, dynamic_shapes, (names, _may_be_twice))
 
 
+def with_sizes_on_free_axes(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    how: tuple[Sequence[str], float],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs, repeated or cut to another size along every axis of free size, within its bound.
+
+    Args:
+        args, kwargs, dynamic_shapes: as of ``with_two_on_free_axes``.
+        how: names of the inputs, and the size (an integer), or how many times the present one (a float).
+
+    >>> shapes = {"x": {0: "batch", 1: "length<=5"}}
+    >>> how = ["x"], 7
+    >>> with_sizes_on_free_axes((torch.ones(2, 3),), {}, shapes, how)[0][0].shape
+    torch.Size([7, 5])
+    """
+    names, wanted = how
+
+    def sized(value: torch.Tensor, axis: int, label: Any) -> torch.Tensor:
+        have = value.shape[axis]
+        size = wanted if isinstance(wanted, int) else round(wanted * have)
+        most = _most(label)
+        size = max(2, size if most is None or size <= most else int(most))
+        return torch.cat([value] * -(-size // have), axis).narrow(axis, 0, size)
+
+    return _with_changed(args, kwargs, dynamic_shapes, (names, sized))
+
+
 def _is_one(size: int, label: Any) -> bool:  # noqa: ARG001
     return size == 1
 
 
 def _may_be_twice(size: int, label: Any) -> bool:
-    text = label.partition("<=")[2] if isinstance(label, str) else ""
-    # torch.export has an infinity of its own
-    most: Any = int(text) if text else getattr(label, "max", None)
+    most = _most(label)
     return most is None or bool(2 * size <= most)
+
+
+def _most(label: Any) -> Any:
+    """The bound of a free axis; torch.export has an infinity of its own."""
+    text = label.partition("<=")[2] if isinstance(label, str) else ""
+    return int(text) if text else getattr(label, "max", None)
 
 
 def _with_grown(
@@ -93,25 +126,43 @@ def _with_grown(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """``how``: names of the inputs, and whether an axis of a size and a label is repeated."""
     names, grows = how
+
+    def twice(value: torch.Tensor, axis: int, label: Any) -> torch.Tensor:
+        return torch.cat([value, value], axis) if grows(value.shape[axis], label) else value
+
+    return _with_changed(args, kwargs, dynamic_shapes, (names, twice))
+
+
+_Change = Callable[[torch.Tensor, int, Any], torch.Tensor]
+
+
+def _with_changed(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    how: tuple[Sequence[str], _Change],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``how``: names of the inputs, and what a tensor becomes along a free axis with a label."""
+    names, change = how
     if not isinstance(dynamic_shapes, Mapping):
         dynamic_shapes = dict(zip(names, dynamic_shapes or (), strict=False))
     grown = [
-        _grown(x, dynamic_shapes.get(name), grows) for x, name in zip(args, names, strict=False)
+        _changed(x, dynamic_shapes.get(name), change) for x, name in zip(args, names, strict=False)
     ]
-    rest = {name: _grown(x, dynamic_shapes.get(name), grows) for name, x in kwargs.items()}
+    rest = {name: _changed(x, dynamic_shapes.get(name), change) for name, x in kwargs.items()}
     return (*grown, *args[len(grown) :]), rest
 
 
-def _grown(value: Any, axes: Any, grows: Callable[[int, Any], bool]) -> Any:
+def _changed(value: Any, axes: Any, change: _Change) -> Any:
     if isinstance(value, (list, tuple)) and isinstance(axes, (list, tuple)):
-        made = [_grown(item, own, grows) for item, own in zip(value, axes, strict=False)]
+        made = [_changed(item, own, change) for item, own in zip(value, axes, strict=False)]
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, dict) and isinstance(axes, Mapping):
-        return {key: _grown(item, axes.get(key), grows) for key, item in value.items()}
+        return {key: _changed(item, axes.get(key), change) for key, item in value.items()}
     if not isinstance(value, torch.Tensor) or not isinstance(axes, Mapping):
         return value
     for axis, label in axes.items():
         is_free = label not in (None, torch.export.Dim.STATIC) and not isinstance(label, int)
-        if is_free and -value.dim() <= axis < value.dim() and grows(value.shape[axis], label):
-            value = torch.cat([value, value], axis)
+        if is_free and -value.dim() <= axis < value.dim():
+            value = change(value, axis, label)
     return value

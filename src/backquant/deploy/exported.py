@@ -64,7 +64,8 @@ class Exported:
     number where those of some operators (``uncounted``) are not known.
     ``undelegated``: for targets with delegates (ExecuTorch), every operator that runs outside of them, by
     node, with the reason. ``means``: where the operators are that count as integer; of a target without a
-    runtime, between quantize and dequantize nodes.
+    runtime, between quantize and dequantize nodes. ``notes``: what the comparison of the file with the
+    reference model has to say, if anything.
 
     >>> exported = Exported(Path("m.onnx"), "onnx", "onnxruntime 1.31", expected=2, integer=2,
     ...                     integer_share=1.0)
@@ -85,6 +86,7 @@ multiply-adds
     files: tuple[Path, ...] = field(default_factory=tuple)
     uncounted: tuple[str, ...] = ()
     means: str = ON_KERNELS
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         share = f"{self.integer_share:.1%}"
@@ -115,6 +117,7 @@ multiply-adds
             "kernels": [{**vars(use), "nodes": list(use.nodes)} for use in self.kernels],
             "left_in_float": [vars(reason) for reason in self.left_in_float],
             "undelegated": [vars(reason) for reason in self.undelegated],
+            "notes": list(self.notes),
         }
 
     def renderable(self) -> RenderableType:
@@ -137,6 +140,7 @@ multiply-adds
         for why, nodes in self._by_reason().items():
             shown = ", ".join(nodes[:_SHOWN]) + (" …" if len(nodes) > _SHOWN else "")
             yield f"  {len(nodes)} × {why} ({shown})"
+        yield from self.notes
 
     def _by_reason(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}

@@ -17,9 +17,13 @@ from backquant.deploy.job import ExportJob
 from backquant.deploy.program import quiet
 from backquant.lower.qdq import is_quantize
 
-__all__ = ["computed", "dithered", "float_tensors", "ratio"]
+__all__ = ["computed", "dithered", "dithered_values", "float_tensors", "output_values", "ratio"]
 
 _MOST = 120.0  # dB
+_DYNAMIC = tuple(  # their scale is measured at each call
+    f"quantized_decomposed.{name}"
+    for name in ("quantize_per_tensor.tensor", "quantize_per_token.default")
+)
 
 
 def computed(job: ExportJob) -> list[torch.Tensor]:
@@ -30,6 +34,16 @@ def computed(job: ExportJob) -> list[torch.Tensor]:
 def dithered(job: ExportJob) -> list[torch.Tensor]:
     """The same with uniform noise of up to half a step at the input of each quantize node."""
     return _run(_Dithered(job))
+
+
+def output_values(job: ExportJob) -> list[Any]:
+    """All outputs of the reference model on copies of the example inputs, flat."""
+    return _flat(_ByName(job))
+
+
+def dithered_values(job: ExportJob, seed: int) -> list[Any]:
+    """The same with the noise of ``dithered``."""
+    return _flat(_Dithered(job, seed))
 
 
 def float_tensors(value: Any) -> list[torch.Tensor]:
@@ -83,18 +97,24 @@ class _ByName(fx.Interpreter):
 
 
 class _Dithered(_ByName):
-    def __init__(self, job: ExportJob) -> None:
+    def __init__(self, job: ExportJob, seed: int = 0) -> None:
         super().__init__(job)
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def run_node(self, n: fx.Node) -> Any:
-        if not is_quantize(n):
+        if not (is_quantize(n) or str(n.target) in _DYNAMIC):
             return super().run_node(n)
         value, scale, *rest = self.fetch_args_kwargs_from_env(n)[0]
         noise = torch.rand(value.shape, generator=self.generator, dtype=value.dtype) - 0.5
-        return self.call_function(n.target, (value + noise * scale, scale, *rest), {})
+        noisy = value + (noise * scale).to(value.dtype)  # a scale may be a tensor of float64
+        return self.call_function(n.target, (noisy, scale, *rest), {})
 
 
 def _run(interpreter: _ByName) -> list[torch.Tensor]:
+    return float_tensors(_flat(interpreter))
+
+
+def _flat(interpreter: _ByName) -> list[Any]:
     with quiet(), torch.no_grad():
-        return float_tensors(interpreter.run())
+        made: list[Any] = pytree.tree_leaves(interpreter.run())
+    return made

@@ -6,8 +6,10 @@ import errno
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from backquant.deploy.agreement import check_agreement
 from backquant.deploy.exported import Exported, Written
 from backquant.deploy.files import staged
 from backquant.deploy.job import ExpectedOperator, ExportJob
@@ -34,6 +36,7 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
 
     Raises:
         ExportError: the target refuses operators, or has lost some; lists them.
+        ExportError: the file, called in its runtime, computes something else than the reference model.
         CoverageError: fewer operators than required run on integer kernels; lists them.
     """
     check_operators(job, target)
@@ -42,7 +45,8 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
         written = _written(job, target, staging)
         exported = _exported(job, target, path, written)
         _check(exported, job, require)
-    return Exported(**{**vars(exported), "files": tuple(files)})
+        notes = check_agreement(job, target, staging)
+    return replace(exported, files=tuple(files), notes=notes)
 
 
 def _written(job: ExportJob, target: Target, staging: Path) -> Written:

@@ -65,5 +65,9 @@ class OnnxRuntimeTarget:
         """See ``backquant.deploy.session``."""
         return OnnxRuntimeSession(path, 1)
 
+    def exact(self, path: Path) -> OnnxRuntimeSession:
+        """See ``backquant.deploy.agreement.ExactTarget``."""
+        return OnnxRuntimeSession(path, 1, is_exact=True)
+
 
 TARGET = OnnxRuntimeTarget()

@@ -9,16 +9,18 @@ from typing import Any
 
 from backquant.deploy.onnx.names import origin_of, origins_of
 from backquant.files import workspace
+from backquant.lower.machine import machine_facts
 
 _CALLS = 3  # of a round
 _KERNEL = "_kernel_time"
 
 
 class OnnxRuntimeSession:
-    """See ``backquant.deploy.session.Session``."""
+    """See ``backquant.deploy.session.Session``. ``is_exact``: without integer kernels where the
+    CPU has no VNNI, whose sums overflow 16 bits."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self._path, self._threads = path, threads
+    def __init__(self, path: Path, threads: int, *, is_exact: bool = False) -> None:
+        self._path, self._threads, self._is_exact = path, threads, is_exact
         self._session = self._loaded(self._options())
         self.inputs: Mapping[str, Sequence[int | None]] = {
             given.name: [size if isinstance(size, int) else None for size in given.shape]
@@ -72,6 +74,9 @@ class OnnxRuntimeSession:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = self._threads
+        facts = machine_facts()
+        if self._is_exact and facts.is_x86 and not facts.has_vnni:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
 
     def _loaded(self, options: Any) -> Any:

@@ -85,5 +85,9 @@ class OpenVinoTarget:
         """See ``backquant.deploy.session``."""
         return OpenVinoSession(path, 1)
 
+    def exact(self, path: Path) -> OpenVinoSession:
+        """See ``backquant.deploy.agreement.ExactTarget``."""
+        return OpenVinoSession(path, 1, is_exact=True)
+
 
 TARGET = OpenVinoTarget()

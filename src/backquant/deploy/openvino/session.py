@@ -8,14 +8,16 @@ from typing import Any
 
 from backquant.deploy.onnx.names import origin_of, origins_of
 from backquant.deploy.program import quiet
+from backquant.lower.machine import machine_facts
 
 
 class OpenVinoSession:
     """See ``backquant.deploy.session.Session``. ``path``: of an ONNX file, whose nodes say what they are
-    for."""
+    for. ``is_exact``: in float32, and where the CPU has no VNNI, whose products of 8 bits overflow, without
+    integer kernels."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self._path, self._threads = path, threads
+    def __init__(self, path: Path, threads: int, *, is_exact: bool = False) -> None:
+        self._path, self._threads, self._is_exact = path, threads, is_exact
         self._compiled = self._loaded({})
         self._request = self._compiled.create_infer_request()
         self.inputs: Mapping[str, Sequence[int | None]] = {
@@ -76,5 +78,10 @@ class OpenVinoSession:
 
         core = openvino.Core()
         given = {"INFERENCE_NUM_THREADS": self._threads, "PERFORMANCE_HINT": "LATENCY", **options}
+        if self._is_exact:
+            given["INFERENCE_PRECISION_HINT"] = "f32"
+            facts = machine_facts()
+            if facts.is_x86 and not facts.has_vnni:
+                given["LP_TRANSFORMS_MODE"] = "OFF"
         with quiet():
             return core.compile_model(core.read_model(str(self._path)), "CPU", given)

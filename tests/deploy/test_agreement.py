@@ -1,0 +1,136 @@
+"""A file is called after it is written: every output, in changing sizes, and what differs is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.deploy import find_target
+from backquant.deploy.agreement import check_agreement
+from backquant.deploy.executorch import ExecuTorchTarget
+from backquant.deploy.job_of import job_of, reference_of
+
+PATH = Path("model.onnx")
+
+
+class TwoHeads(nn.Module):
+    """One large output, one that is 100,000 times smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.fc(x)
+        return y, y.abs() * 1e-5
+
+
+@pytest.fixture(scope="module")
+def job() -> Any:
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 8) for _ in range(3)]
+    quantized = backquant.quantize(TwoHeads().eval(), backend="onnxruntime", calibration=batches)
+    target = find_target("onnx", PATH)
+    return job_of(reference_of(quantized, target), (batches[0],), {}, {"x": {0: "batch<=16"}}, {})
+
+
+class _Runtime:
+    """Computes what ``model`` does, changed by ``change(outputs, sizes so far)``."""
+
+    def __init__(self, model: Any, change: Any) -> None:
+        self.model, self.change, self.sizes = model, change, []
+        self.inputs = {"x": [None, 8]}
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        self.sizes.append(len(inputs[0]))
+        with torch.no_grad():
+            outputs = [value.numpy().copy() for value in self.model(torch.as_tensor(inputs[0]))]
+        return self.change(outputs, self.sizes)
+
+
+class _Acme(ExecuTorchTarget):
+    """Loads a runtime that computes what ``job`` says, changed by ``change``."""
+
+    name = "acme"
+
+    def __init__(self, job: Any, change: Any) -> None:
+        self.runtime = _Runtime(job.module, change)
+
+    def loaded(self, path: Path) -> Any:
+        del path
+        return self.runtime
+
+
+class _WithExact(_Acme):
+    def __init__(self, job: Any, change: Any, exact: Any) -> None:
+        super().__init__(job, change)
+        self.right = _Runtime(job.module, exact)
+
+    def exact(self, path: Path) -> Any:
+        del path
+        return self.right
+
+
+def test_equal_files_pass_and_sizes_rise_and_fall(job: Any) -> None:
+    target = _Acme(job, lambda outputs, sizes: outputs)
+    assert check_agreement(job, target, PATH) == ()
+    assert target.runtime.sizes == [3, 7, 2, 7]
+
+
+def _small_head(outputs: list[Any], sizes: list[int]) -> list[Any]:
+    del sizes
+    return [outputs[0], outputs[1] * 1.6]
+
+
+def _remembers(outputs: list[Any], sizes: list[int]) -> list[Any]:
+    if sizes[-1] > sizes[0]:
+        outputs[0][sizes[0] :] = outputs[0][0]
+    return outputs
+
+
+def _one_answer(outputs: list[Any], sizes: list[int]) -> list[Any]:
+    del sizes
+    return [np.broadcast_to(value[:1], value.shape).copy() for value in outputs]
+
+
+def _fewer(outputs: list[Any], sizes: list[int]) -> list[Any]:
+    del sizes
+    return outputs[:1]
+
+
+@pytest.mark.parametrize("change", [_small_head, _remembers, _one_answer, _fewer])
+def test_what_differs_is_refused(job: Any, change: Any) -> None:
+    with pytest.raises(backquant.ExportError, match="acme computes something else"):
+        check_agreement(job, _Acme(job, change), PATH)
+
+
+def test_roundings_pass(job: Any) -> None:
+    def noisy(outputs: list[Any], sizes: list[int]) -> list[Any]:
+        del sizes
+        return [value * 1.05 for value in outputs]
+
+    assert check_agreement(job, _Acme(job, noisy), PATH) == ()
+
+
+def test_fixed_sizes_are_called_with_other_values(job: Any) -> None:
+    fixed = replace(job, dynamic_shapes=None)
+    with pytest.raises(backquant.ExportError, match="on inputs drawn anew"):
+        check_agreement(fixed, _Acme(fixed, _one_answer), PATH)
+
+
+def test_shortcuts_of_a_cpu_are_noted(job: Any) -> None:
+    [note] = check_agreement(job, _WithExact(job, _small_head, lambda o, s: o), PATH)
+    assert "output 1 differs" in note
+    with pytest.raises(backquant.ExportError, match="output 1 differs"):
+        check_agreement(job, _WithExact(job, _small_head, _small_head), PATH)
+
+
+def test_a_target_without_a_runtime_is_not_asked(job: Any) -> None:
+    assert check_agreement(job, find_target("tensorrt", Path("model.onnx")), PATH) == ()
