@@ -17,7 +17,8 @@ those of the model, memory and time are limited.
 
 Outcomes: equal, other numbers, refused by ``load``, an error of ours by the call. Anything else is a defect,
 and the exit status 1: a signal, a change of a guard tensor, a raw error, an error that does not say that it
-is the file's, more memory in ``load`` than twice the file and ``SPARE``, no end within ``--limit`` seconds;
+is the file's, more memory in ``load`` than twice the file, ``MANIFEST`` times its header and ``SPARE`` (of a
+header that is too long, ``SPARE`` alone), no end within ``--limit`` seconds;
 what is executed, compiled, opened to be written, started, connected to, or imported from beyond torch, its
 own packages and Python's (``watch.py``); and with the old digests any outcome but a refusal or equal numbers.
 Of a name that is spelled otherwise: other numbers, two modules that became one, memory of the call.
@@ -55,6 +56,7 @@ from backquant import QConfigMapping, default_dynamic_qconfig
 from backquant.artifact import store
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.artifact.functions import _all_torch_functions, _functions
+from backquant.artifact.manifest import LONGEST
 from backquant.errors import ArtifactError, BackquantError, EngineError
 from backquant.qconfig import (
     float_qparams_weight_only_qconfig,
@@ -69,6 +71,7 @@ DEFECTS = ("raw error of load", "raw error of the call", "guard changed", "memor
 MEMORY = 4 << 30
 BATCH = 200
 SPARE = 96 << 20  # what the libraries take at their first use
+MANIFEST = 40  # bytes in memory for each one: numbers of one digit in a list
 
 
 class Images(nn.Module):
@@ -520,7 +523,10 @@ def peak() -> int:
 
 
 def limit_of(path: Path) -> int:
-    return 2 * path.stat().st_size + SPARE
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        header = int.from_bytes(stream.read(8), "little")
+    return SPARE if LONGEST < header < size else 2 * size + MANIFEST * min(header, size) + SPARE
 
 
 def _equal(one: Any, two: Any) -> bool:

@@ -23,6 +23,7 @@ from backquant.artifact.file import (
     readable,
     write_file,
 )
+from backquant.artifact.manifest import LONGEST
 from backquant.errors import ArtifactError, EngineError
 from backquant.match.plan import Plan
 
@@ -173,6 +174,24 @@ def test_files_that_are_no_artifacts(
             read(path)
         text = re.sub(r"(not a readable artifact): .*", r"\1: <reason>", str(caught.value))
         snapshot(f"file-{name}", text)  # the reason is safetensors'
+
+
+def test_the_header_is_bounded_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[..., None]
+) -> None:
+    """Of a file that names itself too long nothing is read; one that would be too long is not written."""
+    path = tmp_path / "long.bq"
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", LONGEST + 8))
+        stream.truncate(8 + LONGEST + 8)  # no header, but zeros, which safetensors would refuse
+    with pytest.raises(ArtifactError) as caught:
+        read_file(path)
+    snapshot("file-long-header", caught.value)
+    path.unlink()
+    monkeypatch.setattr(file, "LONGEST", 100)
+    with pytest.raises(ArtifactError, match="at most 100 are read"):
+        write_file(path, MANIFEST, TENSORS)
+    assert only(tmp_path) == []
 
 
 def test_folders_that_cannot_be_written_to(tmp_path: Path, snapshot: Callable[..., None]) -> None:

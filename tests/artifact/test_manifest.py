@@ -87,4 +87,6 @@ def test_manifests_end_somewhere(
 ) -> None:
     with pytest.raises(ArtifactError) as caught:
         check_manifest("[" * ((1 << 21) + 1))
+    with pytest.raises(ArtifactError, match="8,388,608 values"):
+        check_manifest("[" + "0," * ((1 << 23) + 1))
     snapshot("manifest-too-long", caught.value)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from backquant.artifact.manifest import check_manifest
+from backquant.artifact.manifest import LONGEST, check_manifest
 from backquant.artifact.stream import bytes_of, pieces
 from backquant.errors import ArtifactError, BackquantError, EngineError
 from backquant.files import is_folder, replace_file
@@ -64,7 +64,7 @@ def write_file(
     manifest = manifest_text(document, tensors)
     check_manifest(manifest)
     try:
-        replace_file(target, _pieces(manifest, tensors))
+        replace_file(target, _bounded(_pieces(manifest, tensors)))
     except OSError as error:
         size = sum(map(len, _pieces(manifest, tensors)))
         raise ArtifactError(
@@ -104,6 +104,22 @@ def _pieces(manifest: str, tensors: dict[str, torch.Tensor]) -> Iterator[memoryv
     digest = hashlib.sha256(manifest.encode()).hexdigest()
     text = f'{{"format_version": {FORMAT_VERSION}, "sha256": "{digest}", "manifest": {manifest}}}'
     return pieces(tensors, {_KEY: text})
+
+
+def _bounded(parts: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The pieces of a file, whose first is its header."""
+    first = next(parts)
+    _check_length(len(first) - 8)
+    yield first
+    yield from parts
+
+
+def _check_length(length: int) -> None:
+    """Of the header of a file, before it is read."""
+    if length > LONGEST:
+        raise ArtifactError(
+            f"the header has {length:,} bytes; at most {LONGEST:,} are read", where="manifest"
+        )
 
 
 def manifest_text(document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
@@ -208,8 +224,13 @@ def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ArtifactError(f"{path} {what}", where=str(path), fix="check the path")
-    with readable(path), safe_open(str(path), framework="pt") as stream:
-        yield stream
+    with readable(path):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        if length < path.stat().st_size:  # else it is no file of safetensors, which says so
+            _check_length(length)
+        with safe_open(str(path), framework="pt") as stream:
+            yield stream
 
 
 def read_text(path: str | os.PathLike[str]) -> ManifestText:
