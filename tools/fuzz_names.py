@@ -202,9 +202,12 @@ def _spelled(place: Place, others: list[Place], dice: random.Random) -> tuple[st
     """How, and the other spelling."""
     how = dice.choice((*SPELLINGS, "look-alike", "another", "twin"))
     label = place.label
-    if how == "another":  # its look-alike, or itself where it is a definition
+    if how == "another":
         label = dice.choice(others).label
-        return how, look_alike(label, dice)
+        spelled = look_alike(label, dice)
+        # a reference to another label is another program
+        is_itself = spelled == label and not (place.is_key or place.path[-1] == "name")
+        return how, f"{label}\u0301" if is_itself else spelled
     if how == "twin":
         return how, Twin(dice.choice(others).label) if place.is_key else look_alike(label, dice)
     return how, SPELLINGS[how](label, dice)
