@@ -23,7 +23,7 @@ from backquant.lower import EngineInfo, KernelUse
 from backquant.match.plan import Decision, Plan, Reason
 from backquant.report.model import Report
 
-# What reading a manifest takes in memory: some 5 times its length, 70 bytes for each value, 200 for each list.
+# Reading a manifest takes 5 times its length in memory, 70 bytes for each value, 200 for each list, at most.
 LONGEST = 1 << 26  # bytes, as the header of the file spells it
 _LISTS, _VALUES = 1 << 21, 1 << 23
 _Plain = bool | int | float | str | None
