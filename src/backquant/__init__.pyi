@@ -26,11 +26,13 @@ from backquant.api import default_mapping as default_mapping
 from backquant.api import explain as explain
 from backquant.api import export as export
 from backquant.api import fuse_fx as fuse_fx
+from backquant.api import load_checkpoint as load_checkpoint
 from backquant.api import load_parts as load_parts
 from backquant.api import prepare_export as prepare_export
 from backquant.api import prepare_fx as prepare_fx
 from backquant.api import prepare_qat_fx as prepare_qat_fx
 from backquant.api import quantize as quantize
+from backquant.api import quantize_checkpoint as quantize_checkpoint
 from backquant.api import quantize_files as quantize_files
 from backquant.api import quantize_parts as quantize_parts
 from backquant.api import save_parts as save_parts

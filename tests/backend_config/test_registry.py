@@ -30,6 +30,7 @@ OURS = [
     "tensorrt_fp8",
     "x86_lowbit",
     "litert",
+    "compressed_tensors",
 ]
 BUILT_IN = [*OF_PYTORCH, *OURS]
 

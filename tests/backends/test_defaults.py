@@ -25,6 +25,7 @@ OURS = (
     "inductor_x86",
     "x86_lowbit",
     "litert",
+    "compressed_tensors",
 )  # PyTorch has no getters
 ENGINES = ("fbgemm", "x86", "qnnpack", "onednn")
 OBSERVERS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from backquant.accuracy.search.budget import Budget
 from backquant.accuracy.search.result import SearchResult
 from backquant.api.accuracy import compare, sensitivity
+from backquant.api.checkpoints import load_checkpoint, quantize_checkpoint
 from backquant.api.eager import fuse_modules, fuse_modules_qat, quantize_dynamic
 from backquant.api.exporting import export
 from backquant.api.flow import (
@@ -43,11 +44,13 @@ __all__ = [
     "fuse_fx",
     "fuse_modules",
     "fuse_modules_qat",
+    "load_checkpoint",
     "load_parts",
     "prepare_export",
     "prepare_fx",
     "prepare_qat_fx",
     "quantize",
+    "quantize_checkpoint",
     "quantize_dynamic",
     "quantize_files",
     "quantize_parts",

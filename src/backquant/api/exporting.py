@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from backquant.api.arguments import Model, opened_model, plain_model
+from backquant.api.checkpoints import checkpoint_target, export_checkpoint
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import called_on_example
 from backquant.deploy import (
@@ -23,6 +24,8 @@ from backquant.deploy import (
     find_target,
     run_export,
 )
+from backquant.deploy.checkpoints.read import QuantizedCheckpoint
+from backquant.deploy.checkpoints.target import CheckpointTarget
 from backquant.deploy.files import check_place
 from backquant.deploy.job_of import (
     backend_name,
@@ -42,7 +45,7 @@ from backquant.report.requirements import given_requirement
 
 # size: the model, the file, and one keyword per independent choice of the user
 def export(
-    quantized: nn.Module,
+    quantized: nn.Module | QuantizedCheckpoint,
     path: str | os.PathLike[str],
     *,
     to: str | None = None,
@@ -58,8 +61,9 @@ def export(
     ``quantize``, ``convert_fx`` or ``load``; or a reference model in the decomposed dialect.
 
     Args:
-        quantized: the model; it is not changed.
-        path: the file. It is written under another name first.
+        quantized: the model; it is not changed. Or what ``load_checkpoint`` gives, to another format of
+            checkpoints.
+        path: the file; of checkpoints the folder. It is written under another name first.
         to: the target (``backquant.deploy.list_targets()``); default: by the file's suffix, and where
             several write such files, the one of the backend that the model was quantized for.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments;
@@ -93,7 +97,15 @@ def export(
     1.0
     """
     target_path = Path(path)
+    if isinstance(quantized, QuantizedCheckpoint):
+        written = checkpoint_target(to or quantized.form.name, target_path)
+        check_options(written, options or {})
+        return export_checkpoint(quantized, target_path, written, overwrite=overwrite)
     target = find_target(to, target_path, backend_name(quantized))
+    if isinstance(target, CheckpointTarget):
+        check_options(target, options or {})
+        layers = reference_of(quantized, target)
+        return export_checkpoint(layers, target_path, target, options or {}, overwrite=overwrite)
     reference = reference_of(quantized, target)
     check_place(target_path, overwrite)
     check_installed(target)

@@ -74,7 +74,8 @@ class DTypeWithConstraints:
     * ``scale_range``: smallest and largest scale, either may be None; a measured scale outside is moved to
       the nearer end (where ``scale_min_lower_bound`` would refuse it).
     * ``scale_dtype``: how scales are stored. ``torch.float8_e8m0fnu``: as powers of two by the rule of OCP's
-      MX formats; ``torch.float8_e4m3fn``: rounded to it, beside one float32 scale for the tensor (NVFP4).
+      MX formats; ``torch.float8_e4m3fn``: rounded to it, beside one float32 scale for the tensor (NVFP4);
+      ``torch.float16``, ``torch.bfloat16``: rounded to it.
 
     The first seven fields are those of PyTorch 2.x. Raises ``SpecError`` for another kind of value.
 

@@ -42,6 +42,7 @@ _BUILT_IN = {
     "qdq-onnx": "backquant.deploy.qdq_onnx:TARGET",
     "pt2e": "backquant.deploy.pt2e:TARGET",
     "litert": "backquant.deploy.litert:TARGET",
+    "compressed-tensors": "backquant.deploy.checkpoints.target:COMPRESSED_TENSORS",
 }
 
 
@@ -71,7 +72,8 @@ class Requirement:
 class Target(Protocol):
     """One deployment target: a format, and the runtime that reads it back.
 
-    ``backend``: the name of the backend to quantize for. ``suffixes``: of its files, the usual first.
+    ``backend``: the name of the backend to quantize for. ``suffixes``: of its files, the usual first; none:
+    it writes folders.
     ``extra``: the extra of backquant that installs ``requires``. ``options``: the keys that
     ``backquant.export(..., options=...)`` may have.
     """
@@ -119,7 +121,7 @@ def usual_suffix(name: str) -> str:
     >>> usual_suffix("openvino")
     '.xml'
     """
-    return _named(name).suffixes[0]
+    return next(iter(_named(name).suffixes), "")
 
 
 def find_target(name: str | None, path: Path, backend: str = "") -> Target:
@@ -138,6 +140,7 @@ def find_target(name: str | None, path: Path, backend: str = "") -> Target:
     if name is not None:
         return _checked_suffix(_named(name), path)
     targets = [_load(other) for other in list_targets()]
+    targets = [target for target in targets if target.suffixes]
     fitting = [target for target in targets if path.suffix in target.suffixes]
     meant = [t for t in fitting if backend == t.backend or backend.startswith(f"{t.backend}_")]
     for target in (*meant, *fitting):
@@ -163,7 +166,7 @@ def _named(name: str) -> Target:
 
 
 def _checked_suffix(target: Target, path: Path) -> Target:
-    if path.suffix not in target.suffixes:
+    if target.suffixes and path.suffix not in target.suffixes:
         raise UsageError(
             f"the files of {target.name} do not end in {path.suffix!r}",
             where=str(path),

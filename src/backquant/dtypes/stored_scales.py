@@ -4,6 +4,8 @@
    values of a block may saturate (MX specification 1.0, section 6.3).
 2. E4M3 rounded to nearest, in units of the one scale with which the largest block takes E4M3's largest
    value (NVFP4).
+3. Float16 and bfloat16 rounded to nearest (GGUF, checkpoints of language models); the zero point that
+   belongs to a scale stays.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 _LEAST = 2.0**-9  # the smallest that E4M3 has: no scale is 0
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 def stored_scale(scale: Tensor, scale_dtype: torch.dtype | None, high: float) -> Tensor:
@@ -29,4 +32,8 @@ def stored_scale(scale: Tensor, scale_dtype: torch.dtype | None, high: float) ->
         unit = (scale.max() / torch.finfo(torch.float8_e4m3fn).max).float().double()
         parts = (scale / unit).float().to(torch.float8_e4m3fn).double()
         return parts.clamp(min=_LEAST) * unit
+    if scale_dtype in _NARROW:
+        least = torch.finfo(scale_dtype).smallest_normal
+        most = torch.finfo(scale_dtype).max
+        return scale.clamp(least, most).to(scale_dtype).double()
     return scale

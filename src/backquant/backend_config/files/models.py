@@ -63,7 +63,9 @@ class Constraints(Model):
         None, description="Smallest and largest scale; what is measured is moved into it."
     )
     scale_dtype: DTypeName | None = Field(
-        None, description="What scales are stored in: float8_e8m0fnu (MX), float8_e4m3fn (NVFP4)."
+        None,
+        description="What scales are stored in: float8_e8m0fnu (MX), float8_e4m3fn (NVFP4), float16, "
+        "bfloat16.",
     )
 
 

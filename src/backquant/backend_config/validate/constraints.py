@@ -212,14 +212,22 @@ def _domain(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
 
 
 def _stored_scale(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
-    """``scale_dtype``: E8M0 holds powers of two; E4M3 stands beside a scale for the tensor."""
+    """``scale_dtype``: E8M0 holds powers of two; E4M3 stands beside a scale for the tensor; others round."""
     if given.scale_dtype is None:
         return
     here, rule = place.at("scale_dtype"), "scale-domain"
-    known = (torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.float32)
+    known = (
+        torch.float8_e8m0fnu,
+        torch.float8_e4m3fn,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+    )
     if given.scale_dtype not in known:
         message = f"scales are not stored in {given.scale_dtype}"
-        yield here.find("error", rule, message, "float8_e8m0fnu, or float8_e4m3fn")
+        yield here.find(
+            "error", rule, message, "float8_e8m0fnu, float8_e4m3fn, float16 or bfloat16"
+        )
     elif given.scale_exact_match is not None or given.scales is not None:
         message = "scale_dtype leaves nothing to scale_exact_match and scales"
         yield here.find("error", rule, message, "remove one of them")

@@ -1,0 +1,55 @@
+"""Checkpoint formats as targets of ``export``: a folder beside the others' files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from backquant.deploy.exported import Written
+from backquant.deploy.job import ExportJob
+from backquant.deploy.target import Requirement
+from backquant.errors import UsageError
+from backquant.match.plan import Reason
+
+__all__ = ["COMPRESSED_TENSORS", "SOURCE", "CheckpointTarget"]
+
+#: The option that names the Hugging Face folder of the float model.
+SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class CheckpointTarget:
+    """See ``backquant.deploy.target.Target``. Option: ``source``, the Hugging Face folder of the float model.
+
+    It is written from layers, not from a graph, so nothing is captured: ``backquant.export`` calls
+    ``write_checkpoint``.
+    """
+
+    name: str
+    backend: str
+    extra: str = "checkpoints"
+    suffixes: tuple[str, ...] = ()
+    requires: tuple[Requirement, ...] = ()
+    options: tuple[str, ...] = (SOURCE,)
+
+    def check(self, job: ExportJob) -> Sequence[Reason]:
+        """Nothing of a graph is refused."""
+        del job
+        return ()
+
+    def write(self, job: ExportJob, path: Path) -> Written:
+        """Raises ``UsageError``: a checkpoint is not written from a graph."""
+        del job
+        self._not_from_a_graph(path)
+
+    def _not_from_a_graph(self, path: Path) -> NoReturn:
+        raise UsageError(
+            f"{self.name} is written from the layers of a model, not from a graph",
+            where=str(path),
+            fix=f'backquant.export(quantized, folder, to="{self.name}", options={{"source": folder}})',
+        )
+
+
+COMPRESSED_TENSORS = CheckpointTarget("compressed-tensors", "compressed_tensors")

@@ -1,0 +1,245 @@
+"""A checkpoint is written shard by shard, from a Hugging Face folder and the layers that are quantized.
+
+1. Before anything is written all is laid out on ``meta``: names, sizes, and whether the disk has room.
+2. Shards are those of the source, each written in one step into a hidden folder beside the place.
+3. That folder gets the name of the place when all is there. A run that was broken off goes on after its last
+   shard, if the source and the request are the same; else it begins anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from backquant.deploy.checkpoints.formats import Format
+from backquant.deploy.checkpoints.layer import Layer, Scheme, empty_layer
+from backquant.deploy.checkpoints.stream import size_of, write_stream
+from backquant.errors import ExportError, UsageError
+
+_INDEX = "model.safetensors.index.json"
+_WEIGHT = ".weight"
+_PROGRESS = "backquant.json"
+_SHOWN = 3
+
+
+class Source(Protocol):
+    """What is written anew: names of tensors by shard, a quantized layer as its ``.weight``."""
+
+    @property
+    def place(self) -> Path: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+    @property
+    def shards(self) -> Mapping[str, list[str]]: ...
+    @property
+    def sizes(self) -> Mapping[str, Tensor]: ...
+    def read(self, name: str) -> Tensor: ...
+    def others(self) -> list[Path]: ...
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes into a checkpoint in place of what the source holds.
+
+    ``schemes``: of the quantized layers, by path. ``make``: the layer of a path. ``left``: linear layers that
+    stay float. ``changed``: other tensors by name, where they are not those of the source.
+    ``scale_dtype``: one
+    that has all scales. ``resumable``: a text that is the same for the same contents; empty: none is.
+    """
+
+    schemes: Mapping[str, Scheme]
+    make: Callable[[str], Layer]
+    left: tuple[str, ...] = ()
+    changed: Mapping[str, Tensor] = field(default_factory=dict)
+    scale_dtype: torch.dtype = torch.float32
+    resumable: str = ""
+
+
+def write_checkpoint(
+    source: Source,
+    contents: Contents,
+    form: Format,
+    place: Path,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> list[Path]:
+    """Write ``contents`` to the folder ``place``; the files.
+
+    Raises ``UsageError`` if something is there and not ``overwrite``; ``ExportError`` where a layer has no
+    place in the source, the disk has no room, or the folder cannot be written.
+    """
+    check_folder(place, overwrite)
+    layouts = {
+        file: dict(_laid_out(source, contents, form, names))
+        for file, names in source.shards.items()
+    }
+    work = place.with_name(f".{place.name}.backquant")
+    done = _resumed(work, _fingerprint(source, contents, form))
+    _check_room(place, [layout for file, layout in layouts.items() if file not in done])
+    told, total = 0, sum(map(len, source.shards.values()))
+    try:
+        for file, names in source.shards.items():
+            if file not in done:
+                pieces = _tensors(source, contents, form, names)
+                if progress is not None:
+                    pieces = _counted(pieces, told, total, progress)
+                write_stream(work / file, layouts[file], pieces)
+            told += len(names)
+        _finish(work, source, layouts, {form.key: form.config(contents.schemes, contents.left)})
+        return _published(work, place)
+    except OSError as error:
+        raise ExportError(
+            f"{place} cannot be written: {error.strerror or error}",
+            where=str(error.filename or place),
+            fix="make room, or choose another folder; finished shards are kept, the same call goes on",
+        ) from error
+
+
+def check_folder(place: Path, overwrite: bool) -> None:
+    """Raise ``UsageError`` when something is at ``place``, or no folder to make it in."""
+    if not place.resolve().parent.is_dir():
+        raise UsageError(
+            f"there is no folder {place.parent}", where="path", fix=f"mkdir -p {place.parent}"
+        )
+    if os.path.lexists(place) and not (overwrite and place.is_dir()):
+        raise UsageError(
+            f"{place} exists", where="path", fix="choose another name, or pass overwrite=True"
+        )
+
+
+def _laid_out(
+    source: Source, contents: Contents, form: Format, names: list[str]
+) -> Iterator[tuple[str, Tensor]]:
+    for name in names:
+        path = name.removesuffix(_WEIGHT)
+        size = source.sizes[name]
+        if name.endswith(_WEIGHT) and path in contents.schemes:
+            rows, columns = size.shape
+            scheme = contents.schemes[path]
+            layer = empty_layer(path, scheme, (rows, columns), contents.scale_dtype)
+            for end, tensor in form.tensors(layer).items():
+                yield f"{path}.{end}", tensor
+        else:
+            yield name, contents.changed.get(name, size).to("meta", size.dtype)
+
+
+def _tensors(
+    source: Source, contents: Contents, form: Format, names: list[str]
+) -> Iterator[tuple[str, Tensor]]:
+    for name in names:
+        path = name.removesuffix(_WEIGHT)
+        if name.endswith(_WEIGHT) and path in contents.schemes:
+            layer = contents.make(path)
+            layer = replace(layer, scale=layer.scale.to(contents.scale_dtype))
+            for end, tensor in form.tensors(layer).items():
+                yield f"{path}.{end}", tensor
+        elif name in contents.changed:
+            yield name, contents.changed[name].to(source.sizes[name].dtype)
+        else:
+            yield name, source.read(name)
+
+
+def _counted(
+    pieces: Iterator[tuple[str, Tensor]],
+    before: int,
+    total: int,
+    progress: Callable[[int, int | None], None],
+) -> Iterator[tuple[str, Tensor]]:
+    """Tell how many tensors of the source are done, by those that are written."""
+    seen: set[str] = set()
+    for name, tensor in pieces:
+        seen.add(name.rpartition(".")[0])
+        progress(min(before + len(seen), total), total)
+        yield name, tensor
+
+
+def _fingerprint(source: Source, contents: Contents, form: Format) -> str:
+    if not contents.resumable:
+        return os.urandom(16).hex()
+    files = [source.place / file for file in source.shards]
+    state = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    schemes = sorted((path, str(scheme)) for path, scheme in contents.schemes.items())
+    whole = json.dumps([contents.resumable, form.name, source.config, state, schemes])
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _resumed(work: Path, fingerprint: str) -> set[str]:
+    """Rule 3: the shards that are there."""
+    mark = work / _PROGRESS
+    try:
+        if mark.read_text(encoding="utf-8") == fingerprint:
+            return {file.name for file in work.glob("*.safetensors")}
+    except OSError:
+        pass
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    mark.write_text(fingerprint, encoding="utf-8")
+    return set()
+
+
+def _check_room(place: Path, layouts: list[dict[str, Tensor]]) -> None:
+    needed = sum(size_of(tensor) for layout in layouts for tensor in layout.values())
+    free = shutil.disk_usage(place.resolve().parent).free
+    if needed > free:
+        raise ExportError(
+            f"{place} needs {needed / 1e9:.2f} GB, and the disk has {free / 1e9:.2f}",
+            where=str(place),
+            fix="make room, or choose a folder on another disk; nothing was written",
+        )
+
+
+def _finish(
+    work: Path, source: Source, layouts: Mapping[str, Mapping[str, Tensor]], added: dict[str, Any]
+) -> None:
+    config = {**source.config, **added}
+    _write_json(work / "config.json", config)
+    if len(layouts) > 1:
+        sizes = [size_of(tensor) for layout in layouts.values() for tensor in layout.values()]
+        weight_map = {name: file for file, layout in layouts.items() for name in layout}
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+        _write_json(work / _INDEX, index)
+    for file in source.others():
+        shutil.copyfile(file, work / file.name)
+    (work / _PROGRESS).unlink()
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _published(work: Path, place: Path) -> list[Path]:
+    """Rule 3; a folder that is replaced is moved away first, and removed when the new one is there."""
+    old = place.with_name(f".{place.name}.backquant-old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.is_dir():
+        place.rename(old)
+    work.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+    return sorted(place.iterdir())
+
+
+def check_places(source: Source, contents: Contents, target: str) -> None:
+    """Raise ``ExportError`` for quantized layers without a weight in the source, and for new tensors."""
+    missing = [path for path in contents.schemes if f"{path}{_WEIGHT}" not in source.sizes]
+    new = [name for name in contents.changed if name not in source.sizes]
+    for names, what in ((missing, "quantized layers"), (new, "tensors that quantizing has added")):
+        if names:
+            listed = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            raise ExportError(
+                f"{source.place} has no place for {what}: {listed}",
+                where=f"to={target!r}",
+                fix="the folder of the model that was quantized; biases that were added by a recipe: "
+                'recipe="none"'
+                if names is new
+                else "the folder of the model that was quantized",
+            )

@@ -1,0 +1,123 @@
+"""compressed-tensors: what is written is loaded by transformers and computes the same; what is read is
+the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import backquant
+from tiny_decoders import dequantized, folder_of, logits
+
+pytest.importorskip("compressed_tensors")
+
+CASES = [
+    ("llama", "int4:32", None),
+    ("qwen2", "int8", None),
+    ("qwen3", "int4", None),
+    ("gemma", "float8_e4m3fn", None),
+    ("mixtral", "int4:32", None),
+]
+
+
+@pytest.mark.parametrize(("family", "weights", "activations"), CASES)
+def test_transformers_computes_the_same(
+    family: str, weights: str, activations: str | None, tmp_path: Path, opened: Any
+) -> None:
+    source, place = folder_of(family, tmp_path, shard="100KB"), tmp_path / "out"
+    report = backquant.quantize_checkpoint(
+        source, place, to="compressed-tensors", weights=weights, activations=activations
+    )
+    assert report.bytes_after < report.bytes_before
+    checkpoint = backquant.load_checkpoint(place)
+    assert len(checkpoint.schemes) == (32 if family == "mixtral" else 14)
+    ours = logits(dequantized(checkpoint, tmp_path))
+    assert torch.equal(ours, logits(opened(place)))
+    assert not torch.equal(ours, logits(opened(source)))
+    assert (place / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    index = json.loads((place / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {f.name for f in place.glob("*.safetensors")}
+
+
+def test_zero_points(tmp_path: Path, opened: Any) -> None:
+    """transformers 5.23 does not lay out packed zero points; it dequantizes them."""
+    from transformers import CompressedTensorsConfig
+
+    place = tmp_path / "out"
+    backquant.quantize_checkpoint(
+        folder_of("llama", tmp_path), place, to="compressed-tensors", weights="uint4:32"
+    )
+    checkpoint = backquant.load_checkpoint(place)
+    assert any(bool(checkpoint.layer(path).zero_point.ne(8).any()) for path in checkpoint.schemes)
+    loaded = opened(place, quantization_config=CompressedTensorsConfig(dequantize=True))
+    assert torch.equal(logits(dequantized(checkpoint, tmp_path)), logits(loaded))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_activations_by_token(dtype: str, tmp_path: Path, opened: Any) -> None:
+    place = tmp_path / "out"
+    backquant.quantize_checkpoint(
+        folder_of("llama", tmp_path),
+        place,
+        to="compressed-tensors",
+        weights=dtype,
+        activations=dtype,
+    )
+    checkpoint = backquant.load_checkpoint(place)
+    assert {scheme.activation.dtype for scheme in checkpoint.schemes.values()} == {dtype}
+    weights_alone, both = logits(dequantized(checkpoint, tmp_path)), logits(opened(place))
+    assert 0 < float((both - weights_alone).norm() / weights_alone.norm()) < 0.2
+
+
+def test_scales_are_rounded_to_the_dtype_of_the_model_first(tmp_path: Path, opened: Any) -> None:
+    source, place = folder_of("llama", tmp_path, torch.bfloat16), tmp_path / "out"
+    backquant.quantize_checkpoint(source, place, to="compressed-tensors", weights="int4:64")
+    checkpoint = backquant.load_checkpoint(place)
+    for path in checkpoint.schemes:
+        assert checkpoint.layer(path).scale.dtype == torch.bfloat16
+    assert torch.equal(logits(dequantized(checkpoint, tmp_path)), logits(opened(place)))
+
+
+def test_layers_by_path(tmp_path: Path, opened: Any) -> None:
+    weights = {"": "int4:32", "model.layers.0.mlp": "int8", "model.layers.1.self_attn.q_proj": None}
+    place = tmp_path / "out"
+    backquant.quantize_checkpoint(
+        folder_of("llama", tmp_path), place, to="compressed-tensors", weights=weights
+    )
+    checkpoint = backquant.load_checkpoint(place)
+    texts = {path: str(scheme) for path, scheme in checkpoint.schemes.items()}
+    assert texts["model.layers.0.mlp.up_proj"] == "int8 by row"
+    assert texts["model.layers.1.mlp.up_proj"] == "int4 in groups of 32"
+    assert "model.layers.1.self_attn.q_proj" not in texts
+    assert torch.equal(logits(dequantized(checkpoint, tmp_path)), logits(opened(place)))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("columns", [1, 5, 32, 33, 70])
+def test_words_are_those_of_the_library(bits: int, columns: int) -> None:
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    from backquant.deploy.checkpoints.bits import pack_words, unpack_words
+
+    values = torch.randint(0, 1 << bits, (7, columns))
+    theirs = pack_to_int32((values - (1 << (bits - 1))).to(torch.int8), bits)
+    assert torch.equal(pack_words(values, bits), theirs)
+    assert torch.equal(unpack_words(theirs, bits, columns).long(), values)
+
+
+def test_the_library_reads_the_configuration(tmp_path: Path) -> None:
+    from compressed_tensors.quantization import QuantizationConfig
+
+    place = tmp_path / "out"
+    backquant.quantize_checkpoint(
+        folder_of("gemma", tmp_path), place, to="compressed-tensors", weights="int4:32"
+    )
+    data = json.loads((place / "config.json").read_text())["quantization_config"]
+    known = QuantizationConfig.model_validate(data)
+    assert known.ignore == ["lm_head"]
+    assert known.config_groups["group_0"].weights.group_size == 32
