@@ -33,6 +33,7 @@ from backquant.lower.kernels.zero_point import (
     has_short_sums,
     pad_with,
     plan_padding,
+    rounds_within,
 )
 from backquant.lower.qdq import quantized_value
 from backquant.native.epilogue import Result
@@ -96,6 +97,10 @@ class OnednnConv(OnednnConvolution):
         self._prepared_name = _prepared_name(post_op, c)
         self._prepared: dict[tuple[int, ...], Any] = {}
         self._planned = _planned(tensors.weight, c)
+        is_precise = c.out_dtype.itemsize > 1 or rounds_within(
+            self.weight, self.weight_scale, c.x_scale, c.x_zero_point, c.out_scale
+        )
+        self._planned.is_precise = is_precise
         short = set(self._window.kernel) == {1} or has_short_sums(tensors.weight, c.groups)
         summed = short and (any(c.padding) or bool(self._prepared_name))
         summed = summed or not (
@@ -104,7 +109,7 @@ class OnednnConv(OnednnConvolution):
             or folds_zero_exactly()
             or covers_rounding(self.weight, self.weight_scale, self.bias, c.x_scale, c.x_zero_point)
         )
-        self._padding = plan_padding(c.padding, c.x_zero_point, summed)
+        self._padding = plan_padding(c.padding, c.x_zero_point, summed or not is_precise)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
         inside = self.is_linear or post_op.applied_by_conv(len(c.stride))
         self._clamp = None if inside else _bounds(post_op, c)

@@ -19,6 +19,7 @@ from backquant.lower.kernels.zero_point import (
     has_short_sums,
     pad_with,
     plan_padding,
+    rounds_within,
 )
 from backquant.native.epilogue import Result
 from backquant.native.plan import Shape
@@ -68,7 +69,10 @@ class OnednnConvAdd(OnednnConvolution):
         super().__init__(config, tensors)
         c = config
         summed = any(c.padding) and has_short_sums(tensors.weight, c.groups)
-        self._padding = plan_padding(c.padding, c.x_zero_point, summed)
+        is_precise = rounds_within(
+            self.weight, self.weight_scale, c.x_scale, c.x_zero_point, c.out_scale
+        )
+        self._padding = plan_padding(c.padding, c.x_zero_point, summed or not is_precise)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
         self._out = (c.out_scale, c.out_zero_point, torch.uint8)
         self._other = (c.other_scale, c.other_zero_point, "sum", 1.0)
@@ -80,6 +84,7 @@ class OnednnConvAdd(OnednnConvolution):
             Result(c.out_scale, c.out_zero_point, torch.uint8, relu, (), ""),
             (c.other_scale, c.other_zero_point),
         )
+        self._planned.is_precise = is_precise
         self._unary: tuple[Any, ...] = (relu, [], "")
 
     @property

@@ -16,7 +16,7 @@ from backquant.lower.kernels.prepared import engine_for, is_plain
 from backquant.lower.kernels.repacked import pack_linear
 from backquant.lower.kernels.self_check import folds_zero_exactly
 from backquant.lower.kernels.views import as_quantized, integer_view
-from backquant.lower.kernels.zero_point import fold_zero_point
+from backquant.lower.kernels.zero_point import fold_zero_point, rounds_within
 from backquant.native.epilogue import Result
 from backquant.native.plan import Shape
 
@@ -70,7 +70,10 @@ class OnednnLinear(PackedKernel):
         self._is_integer = c.out_dtype == torch.uint8
         self._prepared_name = (_INTEGER if self._is_integer else _FLOAT).get(c.post_op, "")
         self._prepared: dict[tuple[int, ...], Any] = {}
-        is_folded = c.out_dtype.itemsize == 1 or folds_zero_exactly()
+        is_precise = c.out_dtype.itemsize > 1 or rounds_within(
+            self.weight, self.weight_scale, c.x_scale, c.x_zero_point, c.out_scale
+        )
+        is_folded = is_precise and (c.out_dtype.itemsize == 1 or folds_zero_exactly())
         self._zero_points = (c.x_zero_point, 0) if is_folded else (0, c.x_zero_point)
         post_op = (c.post_op, c.post_numbers, c.post_algorithm)
         self._planned = Planned(
@@ -79,6 +82,7 @@ class OnednnLinear(PackedKernel):
             (c.x_scale, c.x_zero_point),
             Result(c.out_scale, c.out_zero_point, c.out_dtype, *post_op),
         )
+        self._planned.is_precise = is_precise
         self._out = (
             c.out_scale,
             c.out_zero_point,
@@ -154,7 +158,7 @@ class OnednnLinear(PackedKernel):
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x,
             self.config.x_scale,
-            self._zero_points[1],  # 0: the bias contains it
+            self._zero_points[1],  # 0 where the bias contains it
             weight,
             self.weight_scale,
             self.weight_zero_point,

@@ -49,6 +49,7 @@ class Planned:
     ) -> None:
         self.dims, self.shape, self.x, self.result, self.other = dims, shape, x, result, other
         self._plans: dict[tuple[()], torch.Tensor] = {}
+        self.is_precise = True  # whether its folded zero point is: ``rounds_within``
 
     @cached_property
     def is_known(self) -> bool:
@@ -60,7 +61,7 @@ class Planned:
     def is_used(self) -> bool:
         """Whether the library computes it here: where the CPU has AMX and the library does not use it,
         products are oneDNN's."""
-        if not (self.is_known and is_here()):
+        if not (self.is_known and self.is_precise and is_here()):
             return False
         return self.shape.depthwise or layout().tiles or not has_tiles()
 

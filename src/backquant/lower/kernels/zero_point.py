@@ -20,6 +20,7 @@ from backquant.native.packing import row_sums
 _SMALL = 1 << 17
 # A bias of 1/256 of the shift is 2**16 times the rounding error of the shift in float32 (24 bits).
 _COVERS = 256
+_ROUNDING = 2.0**-23  # of the shift, and of the bias with it
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,27 @@ def covers_rounding(
     if shift is None:
         return True
     return bias is not None and bool(bias.abs().amax() * _COVERS >= shift.abs().amax())
+
+
+def rounds_within(
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: float,
+    x_zero_point: int,
+    out_scale: float,
+) -> bool:
+    """Whether rounding the folded zero point in float32 moves a result by less than a quarter of its step.
+
+    Not where one step of the products is thousands of steps of the result, as behind one huge channel:
+    the bias is lost beside the zero point then. The kernel is told it instead, and sums it in integers.
+    Arguments as in ``fold_zero_point``.
+
+    >>> weight, scale = torch.ones(1, 2, dtype=torch.int8), torch.ones(1)
+    >>> rounds_within(weight, scale, 0.5, 10, 0.1), rounds_within(weight, scale, 15_000.0, 127, 0.018)
+    (True, False)
+    """
+    shift = fold_zero_point(weight, weight_scale, None, x_scale, x_zero_point)
+    return shift is None or bool(shift.abs().amax() * _ROUNDING <= 0.25 * out_scale)
 
 
 def pad_with(x: torch.Tensor, padding: tuple[int, ...], value: int) -> torch.Tensor:

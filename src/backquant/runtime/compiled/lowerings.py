@@ -16,7 +16,7 @@ import torch
 from backquant.errors import EngineError
 from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.self_check import is_right_here
-from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding
+from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding, rounds_within
 from backquant.native.epilogue import Result, epilogue
 from backquant.native.packing import (
     TAPS,
@@ -71,6 +71,12 @@ class _Weights:
         found = fold_zero_point(self.weight, self.scale, self.bias, x_scale, zero_point)
         return torch.zeros(self.weight.shape[0]) if found is None else found
 
+    def rounds_within(self, x_scale: float, zero_point: int, result: Result) -> bool:
+        """Whether an integer result may be computed with that bias."""
+        is_float = result.dtype.itemsize > 1
+        source = (self.weight, self.scale, x_scale, zero_point)
+        return is_float or rounds_within(*source, result.scale)
+
 
 class Convolution:
     """One convolution while it is lowered; ``lowered`` is what Inductor takes."""
@@ -91,7 +97,7 @@ class Convolution:
     def lowered(self) -> Any:
         size = self.x.get_size()
         flat = len(size) == 4 and is_known(*size[1:])
-        ours = flat and self.result.has_kernel
+        ours = flat and self.result.has_kernel and self._is_precise
         if ours and self.geometry[3] == 1 and self._adds_plainly() and self._taps() <= TAPS:
             return self._dense()
         if ours and self.depthwise and self.other is None and self._regular():
@@ -99,6 +105,10 @@ class Convolution:
         if ours and self._in_spans():
             return self._grouped()
         return self._onednn()
+
+    @property
+    def _is_precise(self) -> bool:
+        return self.weights.rounds_within(self.x_scale, self.zero_point, self.result)
 
     def _regular(self) -> bool:
         """A depthwise convolution that the template takes."""
@@ -228,7 +238,8 @@ class Convolution:
         """Computed by oneDNN; generated code adds what is to be added."""
         stride, padding, dilation, groups = self.geometry
         x, weights = self.x, self.weights
-        summed = self.depthwise and self._is_right_here(self.zero_point)
+        wanted = self.depthwise or not self._is_precise
+        summed = wanted and self._is_right_here(self.zero_point)
         folded = plan_padding(tuple(padding), self.zero_point, summed)
         if folded.before is not None:
             both = [n for size in reversed(folded.before) for n in (size, size)]
@@ -294,9 +305,8 @@ def _lower_linear(x: Any, x_scale: float, zero_point: int, *rest: Any) -> Any:
     *lead, deep = x.get_size()
     channels = weights.weight.shape[0]
     rows = view(x, [-1, deep]) if len(lead) != 1 else x
-    made = (_our_linear if result.has_kernel else _onednn_linear)(
-        rows, (x_scale, zero_point), weights, result
-    )
+    ours = result.has_kernel and weights.rounds_within(x_scale, zero_point, result)
+    made = (_our_linear if ours else _onednn_linear)(rows, (x_scale, zero_point), weights, result)
     return view(made, [*lead, channels]) if len(lead) != 1 else made
 
 
@@ -325,14 +335,15 @@ def _our_linear(x: Any, source: tuple[float, int], weights: _Weights, result: Re
 
 def _onednn_linear(x: Any, source: tuple[float, int], weights: _Weights, result: Result) -> Any:
     packed = torch.ops.onednn.qlinear_prepack(weights.weight.contiguous(), None)
+    told = 0 if weights.rounds_within(*source, result) else source[1]
     return lowerings[torch.ops.onednn.qlinear_pointwise.default](
         x,
         source[0],
-        0,
+        told,
         constant(packed, "packed"),
         constant(weights.scale, "scale"),
         constant(torch.zeros(weights.scale.numel(), dtype=torch.int32), "zeros"),
-        constant(weights.folded(*source), "bias"),
+        constant(weights.folded(source[0], source[1] - told), "bias"),
         *result.arguments,
     )
 

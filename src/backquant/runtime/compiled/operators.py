@@ -14,7 +14,12 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.boundary import dequantize, quantize
-from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
+from backquant.lower.kernels.zero_point import (
+    fold_zero_point,
+    pad_with,
+    plan_padding,
+    rounds_within,
+)
 
 LIBRARY = torch.library.Library("backquant", "FRAGMENT")
 _SOURCE = (
@@ -51,12 +56,18 @@ def _flat(column: torch.Tensor | None) -> Any:
     return None if column is None else column.reshape(-1)
 
 
+def _is_precise(source: tuple[Any, ...], result: Sequence[Any]) -> bool:
+    """Whether the bias may make up for the zero point: ``rounds_within``."""
+    return bool(result[2].itemsize > 1) or rounds_within(*source, result[0])
+
+
 def _convolution(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> torch.Tensor:
     weight, weight_scale, bias, *geometry = rest[:7]
     weight_scale, bias = _flat(weight_scale), _flat(bias)
     other, other_scale, other_zero_point, *result = rest[7:]
     depthwise = geometry[3] > 1 and weight.shape[1] == 1
-    padding = plan_padding(tuple(geometry[1]), zero_point, depthwise)
+    is_precise = _is_precise((weight, weight_scale, scale, zero_point), result)
+    padding = plan_padding(tuple(geometry[1]), zero_point, depthwise or not is_precise)
     if padding.before is not None:
         x = pad_with(x, padding.before, zero_point)
     shape = [1, weight.shape[1] * geometry[3], *x.shape[2:]]
@@ -83,10 +94,11 @@ def _linear(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> torch
     weight, weight_scale, bias, *result = rest
     weight_scale, bias = _flat(weight_scale), _flat(bias)
     packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
-    bias = fold_zero_point(weight, weight_scale, bias, scale, zero_point)
+    told = 0 if _is_precise((weight, weight_scale, scale, zero_point), result) else zero_point
+    bias = fold_zero_point(weight, weight_scale, bias, scale, zero_point - told)
     zeros = torch.zeros(weight_scale.numel(), dtype=torch.int64)
     run = torch.ops.onednn.qlinear_pointwise.default
-    return run(x, scale, 0, packed, weight_scale, zeros, bias, *result)  # type: ignore[no-any-return]
+    return run(x, scale, told, packed, weight_scale, zeros, bias, *result)  # type: ignore[no-any-return]
 
 
 def _convolution_shape(x: torch.Tensor, *rest: Any) -> torch.Tensor:
