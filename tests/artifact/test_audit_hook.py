@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.api.parts.test_quantize import Chosen, data, made
 from torch import nn
 
 import backquant
@@ -22,8 +23,17 @@ import backquant.backend_config, backquant.lower, backquant.runtime
 
 path, other, inputs, wanted = sys.argv[1:]
 inputs, wanted = torch.load(inputs), torch.load(wanted)
-backquant.load(other)(*inputs)  # modules are imported at first use, and dataclasses compile
+load = backquant.load
+if path.endswith("parts"):
+    from tests.api.parts.test_quantize import Chosen
+
+    def load(folder):
+        torch.manual_seed(0)
+        return backquant.load_parts(Chosen().eval(), folder)
+
+load(other)(*inputs)  # modules are imported at first use, and dataclasses compile
 seen, allowed = [], []
+flat = torch.utils._pytree.tree_leaves
 
 def hook(event, args):
     if not allowed:
@@ -36,12 +46,13 @@ def hook(event, args):
 
 sys.addaudithook(hook)
 allowed.append(True)
-loaded = backquant.load(path)
+loaded = load(path)
 results = [loaded(*(x.clone() for x in inputs)) for _ in range(4)]
 allowed.clear()
 assert not seen, seen
 for result in results:
-    assert torch.equal(result, wanted), (result, wanted)
+    for one, two in zip(flat(result), flat(wanted), strict=True):
+        assert torch.equal(one, two), (one, two)
 print("well")
 """
 
@@ -88,6 +99,11 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any]]] =
     "reference": (Images, torch.rand(2, 3, 8, 8), {"backend": "tensorrt"}),
     "lstm": (Words, torch.rand(2, 5, 8), {"backend": "fbgemm"}),
     "attention": (attention, torch.rand(2, 5, 8), {"backend": "x86"}),
+    "linear layers of four bits": (
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)),
+        torch.rand(2, 64),
+        {"weights": "int4", "group_size": 32},
+    ),
     "four bits": (
         Codes,
         torch.randint(0, 20, (2, 5)),
@@ -96,18 +112,38 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any]]] =
 }
 
 
+def _check_child(*files: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *files],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "well\n", done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_load_and_call_compile_and_write_nothing(kind: str, tmp_path: Path) -> None:
     """After another file of the same kind, whose modules have other names and other weights."""
     layer, x, options = KINDS[kind]
     files = {name: str(tmp_path / name) for name in ("m.bq", "other.bq", "x.pt", "y.pt")}
-    model = backquant.quantize(layer().eval(), calibration=[x], **options)
+    given = {"example_inputs": x} if "weights" in options else {"calibration": [x]}
+    model = backquant.quantize(layer().eval(), **given, **options)
     backquant.save(model, files["m.bq"])
-    other = backquant.quantize(nn.Sequential(layer()).eval(), calibration=[x], **options)
+    other = backquant.quantize(nn.Sequential(layer()).eval(), **given, **options)
     backquant.save(other, files["other.bq"])
     torch.save((x,), files["x.pt"])
     torch.save(model(x), files["y.pt"])
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *files.values()], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "well\n", done.stderr[-2000:]
+    _check_child(*files.values())
+
+
+def test_files_in_parts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    found = made(Chosen().eval())
+    for name in ("parts", "other.parts"):
+        backquant.save_parts(found, tmp_path / name)
+    x = data(1)[0]
+    torch.save((x,), tmp_path / "x.pt")
+    torch.save(tuple(found(x)), tmp_path / "y.pt")
+    _check_child(*(str(tmp_path / name) for name in ("parts", "other.parts", "x.pt", "y.pt")))
