@@ -129,17 +129,20 @@ def test_defaults_refuse() -> None:
     with pytest.raises(SpecError, match=r"\.reshape\(\) is overridden twice") as twice:
         BackendDefaults(minmax, minmax, overrides=(once, once))
     assert twice.value.where == "overrides[1]"
-    with pytest.raises(SpecError, match="the defaults of a backend name its weight"):
+    with pytest.raises(SpecError, match="a BackendDefaults names its weight"):
         BackendDefaults.from_dict({"activation": {"observer": "minmax"}})
     with pytest.raises(SpecError, match="weight must be a QuantDefault"):
         BackendDefaults(minmax, "minmax")  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="expected a DefaultOverride"):
         BackendDefaults(minmax, minmax, overrides=("reshape",))  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="names its operators in a tuple, got 'reshape'"):
+    with pytest.raises(SpecError, match="operators is a tuple of operators, got 'reshape'"):
         DefaultOverride("reshape")  # type: ignore[arg-type]
     with pytest.raises(SpecError) as operator:
         DefaultOverride(("reshape", nn.ReLU()))
     assert operator.value.where == "operators[1].pattern"
+    minmax_roles = {"activation": minmax, "weight": minmax}
     with pytest.raises(SpecError) as nested:
-        BackendDefaults.from_dict({"overrides": [{"operators": ["a"], "wight": {}}]})
+        BackendDefaults.from_dict(
+            {**minmax_roles, "overrides": [{"operators": ["a"], "wight": {}}]}
+        )
     assert nested.value.where == "overrides[0].wight"

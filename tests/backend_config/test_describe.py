@@ -13,13 +13,12 @@ from backquant.backend_config import (
     from_reversed,
 )
 from backquant.backend_config.describe import (
-    describe_default,
     describe_dtype,
     describe_dtype_config,
     describe_pattern,
     mode_of,
-    operator_label,
 )
+from backquant.backend_config.naming import operator_label
 from backquant.nn.quantized import reference
 
 
@@ -76,7 +75,7 @@ def test_dtype_configs():
     )
     assert describe_dtype_config(config) == (
         "(qint8, scale ≥ 2**-12) × qint8 [-127, 127] → qint8, bias int32, "
-        "bias scale = input × weight, not dynamic"
+        "not dynamic, bias scale = input × weight"
     )
     assert describe_dtype_config(DTypeConfig()) == "any → any"
 
@@ -111,7 +110,7 @@ def test_every_field_of_a_default_is_described():
         is_dynamic=True,
         fake_quantize="fused_moving_average",
     )
-    assert describe_default(default) == (
+    assert str(default) == (
         "moving average minmax, qint8, per channel symmetric, [-127, 127], full range, "
         "scale ≥ 2**-12, channel axis 1, averaging constant 0.01, dynamic, fused moving average"
     )

@@ -82,7 +82,7 @@ def test_bias_scale():
     scaled = copy.deepcopy(STATIC)
     scaled.bias_scale = "input_times_weight"
     assert changes(backend(add(STATIC)), backend(add(scaled))) == [
-        "+ dtype_configs[quint8 → quint8].bias_scale: input_times_weight"
+        "+ dtype_configs[quint8 → quint8].bias_scale: input × weight"
     ]
 
 

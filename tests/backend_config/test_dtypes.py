@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.ao.quantization.backend_config import DTypeConfig as OracleConfig
 from torch.ao.quantization.backend_config import DTypeWithConstraints as OracleConstraints
 
-from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints, as_dtype_config
+from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.errors import SpecError
 
 DTYPES = st.sampled_from([torch.quint8, torch.qint8, torch.qint32, torch.float16, torch.int8])
@@ -51,7 +51,6 @@ def test_constraints_survive_dict_and_repr(constraints: DTypeWithConstraints) ->
 @given(CONFIGS)
 def test_configs_survive_dict_and_repr(config: DTypeConfig) -> None:
     assert DTypeConfig.from_dict(config.to_dict()) == config
-    assert as_dtype_config(config.to_dict()) == config
     assert eval(repr(config), {**NAMES, "inf": float("inf")}) == config
 
 

@@ -27,7 +27,7 @@ def test_a_description_with_records_is_another_one() -> None:
     assert plain != knowing
     assert BackendConfig.from_dict(knowing.to_dict()) == knowing
     [change] = plain.diff(knowing).fields
-    assert (change.field, change.before) == ("slower", "")
+    assert (change.field, change.before) == ("slower[0]", "")
     assert "slower" not in plain.to_dict()
     assert slower_lines(knowing) == [
         "lstm where hidden_size ≤ 63 – 20 steps: 20 µs on integers, 18 in float"
@@ -48,8 +48,8 @@ def test_in_a_file() -> None:
         ("[lstm]", "[]", 4, "operators"),
         ("[lstm]", "[linear]", 5, "no quantity and no parameter 'hidden_size'"),
         ("{max: 63}", "{mux: 63}", 5, 'did you mean "max"?'),
-        ("{hidden_size: {max: 63}}", "{}", 4, "says for which sizes"),
-        ("integer_us: 20", "integer_us: 17", 4, "integers are not slower"),
+        ("{hidden_size: {max: 63}}", "{}", 5, "a KnownSlower names its where"),
+        ("integer_us: 20", "integer_us: 17", 7, "integers are not slower"),
         ("float_us: 18", "float_us: none", 8, "float_us"),
     ],
 )
@@ -85,5 +85,5 @@ def test_wrong_records(changed: dict[str, Any], where: str) -> None:
 def test_only_records_are_taken() -> None:
     with pytest.raises(SpecError, match="expected a KnownSlower"):
         BackendConfig("mine").set_slower(["lstm"])  # type: ignore[list-item]
-    with pytest.raises(SpecError, match="records stand in a tuple"):
+    with pytest.raises(SpecError, match="slower stand in a tuple"):
         BackendConfig("mine").set_slower("lstm")  # type: ignore[arg-type]

@@ -73,11 +73,11 @@ def test_diff_names_the_fields() -> None:
     [
         ({"weights": "int8"}, "weights cannot be 'int8'"),
         ({"leave_float": [{"operators": [torch.add]}]}, "nothing of the places"),
-        ({"leave_float": torch.add}, "rules stand in a tuple"),
+        ({"leave_float": torch.add}, "leave_float stand in a tuple"),
         ({"leave_float": (torch.add,)}, "expected a LeaveFloat"),
         ({"dequantize_per_user": None}, "dequantize_per_user cannot be None"),
         ({"quantize_constants": 1}, "quantize_constants must be a bool"),
-        ({"epilogues": torch.add}, "operators are named in a tuple"),
+        ({"epilogues": torch.add}, "epilogues is a tuple of operators"),
         ({"epilogues": ((torch.add, torch.relu),)}, "single operators are named here"),
         ({"qdqq": 1}, "QDQRules has no field 'qdqq'"),
     ],
@@ -87,9 +87,11 @@ def test_wrong_values_are_named(values: dict[str, object], message: str) -> None
         QDQRules.from_dict(values)
 
 
-def test_only_rules_are_rules() -> None:
-    with pytest.raises(SpecError, match="qdq must be QDQRules"):
-        BackendConfig("mine").set_qdq({"weights": "integer"})  # type: ignore[arg-type]
+def test_rules_or_their_dict() -> None:
+    given = BackendConfig("mine").set_qdq({"weights": "quantized_float"})  # type: ignore[arg-type]
+    assert given.qdq == QDQRules(weights="quantized_float")
+    with pytest.raises(SpecError, match="qdq must be a QDQRules or its dict"):
+        BackendConfig("mine").set_qdq("integer")  # type: ignore[arg-type]
 
 
 def test_lines_for_tables() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -105,8 +104,7 @@ def check_choice(value: Any, field: str, choices: tuple[Any, ...]) -> None:
     raise SpecError(f"{field} cannot be {value!r}", where=field, fix=fix)
 
 
-@contextmanager
-def within(place: str) -> Iterator[None]:
+class within:  # noqa: N801 - read as a word: with within(place)
     """Put ``place`` before the place of a ``SpecError`` raised inside.
 
     >>> with within("configs[3]"):
@@ -115,14 +113,18 @@ def within(place: str) -> Iterator[None]:
     backquant.errors.SpecError: wrong
       where  configs[3].root_module
     """
-    try:
-        yield
-    except SpecError as error:
-        inner = error.where
-        glue = "" if not inner or inner.startswith("[") else "."
-        error.where = f"{place}{glue}{inner}"
-        error.args = (error.what, error.where, error.fix)
-        raise
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def __enter__(self) -> within:
+        return self  # its place may move on
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, SpecError):
+            glue = "" if not error.where or error.where.startswith("[") else "."
+            error.where = f"{self.place}{glue}{error.where}"
+            error.args = (error.what, error.where, error.fix)
 
 
 def check_dtype(value: Any, field: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from backquant.backend_config.checks import check_keys, within
+from backquant.backend_config.declared import OURS, declared, set_fields
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.graph_pattern import GraphPattern
-from backquant.backend_config.known_slower import KnownSlower, known_slower_from
+from backquant.backend_config.kinds import AnyText
+from backquant.backend_config.known_slower import KnownSlower
 from backquant.backend_config.pattern import NormalPattern, Pattern, beyond_tuples, to_reversed
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.qdq import QDQRules
@@ -18,9 +20,6 @@ from backquant.errors import SpecError
 if TYPE_CHECKING:
     from backquant.backend_config.diff import BackendDiff
     from backquant.backend_config.validate import Finding
-
-
-_KEYS = ("name", "configs", "engine", "defaults", "qdq", "slower")
 
 
 class BackendConfig:
@@ -48,14 +47,39 @@ class BackendConfig:
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
+    name: Annotated[str, AnyText(), "The name of the backend."] = ""
+    engine: Annotated[
+        str | None,
+        OURS,
+        AnyText(),
+        "What executes the lowered model; without it, the reference model only.",
+    ] = None
+    defaults: Annotated[
+        BackendDefaults | None,
+        OURS,
+        "What a user who asks for nothing in particular gets on this backend.",
+    ] = None
+    qdq: Annotated[
+        QDQRules | None, OURS, "Rules of a deployment target for the reference model."
+    ] = None
+    slower: Annotated[
+        tuple[KnownSlower, ...], OURS, "What is known to be slower on integers than in float."
+    ] = ()
+
     def __init__(self, name: str = "") -> None:
-        self.name = ""
-        self.engine: str | None = None
-        self.defaults: BackendDefaults | None = None
-        self.qdq: QDQRules | None = None
-        self.slower: tuple[KnownSlower, ...] = ()
         self._entries: dict[NormalPattern, BackendPatternConfig] = {}
         self.set_name(name)
+
+    def set_field(self, name: str, value: Any) -> BackendConfig:
+        """Set a field by its name, or to its default with None. Raises ``SpecError`` for a wrong value.
+
+        >>> BackendConfig("mine").set_field("engine", "x86").engine
+        'x86'
+        """
+        field = _FIELDS[name]
+        unset = value is None and name != "name"
+        setattr(self, name, field.default if unset else field.kind.check(value, name))
+        return self
 
     def set_name(self, name: str) -> BackendConfig:
         """Set the name of the backend.
@@ -63,8 +87,7 @@ class BackendConfig:
         >>> BackendConfig().set_name("mine").name
         'mine'
         """
-        self.name = _text(name, "name")
-        return self
+        return self.set_field("name", name)
 
     def set_engine(self, engine: str | None) -> BackendConfig:
         """Set the engine that runs lowered models; None: the reference model only.
@@ -72,8 +95,7 @@ class BackendConfig:
         >>> BackendConfig("mine").set_engine("x86").engine
         'x86'
         """
-        self.engine = None if engine is None else _text(engine, "engine")
-        return self
+        return self.set_field("engine", engine)
 
     def set_defaults(self, defaults: BackendDefaults | None) -> BackendConfig:
         """Set the default observers and QConfigs of this backend; None: it has none.
@@ -81,10 +103,7 @@ class BackendConfig:
         >>> BackendConfig("mine").set_defaults(None).defaults is None
         True
         """
-        if defaults is not None and not isinstance(defaults, BackendDefaults):
-            raise SpecError(f"defaults must be BackendDefaults, got {defaults!r}", where="defaults")
-        self.defaults = defaults
-        return self
+        return self.set_field("defaults", defaults)
 
     def set_qdq(self, qdq: QDQRules | None) -> BackendConfig:
         """Set the rules of a deployment target for its reference models; None: the default rules.
@@ -92,10 +111,7 @@ class BackendConfig:
         >>> BackendConfig("mine").set_qdq(QDQRules(quantize_constants=False)).qdq
         QDQRules(quantize_constants=False)
         """
-        if qdq is not None and not isinstance(qdq, QDQRules):
-            raise SpecError(f"qdq must be QDQRules, got {qdq!r}", where="qdq")
-        self.qdq = qdq
-        return self
+        return self.set_field("qdq", qdq)
 
     def set_slower(self, slower: Iterable[KnownSlower]) -> BackendConfig:
         """Set what is known to be slower on integers than in float.
@@ -103,8 +119,7 @@ class BackendConfig:
         >>> BackendConfig("mine").set_slower(()).slower
         ()
         """
-        self.slower = known_slower_from(slower)
-        return self
+        return self.set_field("slower", slower)
 
     def set_backend_pattern_config(self, config: BackendPatternConfig) -> BackendConfig:
         """Register an entry; it overrides the entry of the same pattern.
@@ -133,8 +148,9 @@ class BackendConfig:
         >>> len(BackendConfig().set_backend_pattern_configs(entries).configs)
         2
         """
-        for index, config in enumerate(configs):
-            with within(f"configs[{index}]"):
+        with within("configs") as here:
+            for index, config in enumerate(configs):
+                here.place = f"configs[{index}]"
                 self.set_backend_pattern_config(config)
         return self
 
@@ -180,20 +196,11 @@ class BackendConfig:
             BackendPatternConfig(torch.add),
         ])
         """
-        check_keys(backend_config_dict, _KEYS, "BackendConfig")
-        backend = cls(backend_config_dict.get("name", ""))
-        backend.set_engine(backend_config_dict.get("engine"))
-        defaults = backend_config_dict.get("defaults")
-        if isinstance(defaults, Mapping):
-            with within("defaults"):
-                defaults = BackendDefaults.from_dict(defaults)
-        backend.set_defaults(defaults)
-        qdq = backend_config_dict.get("qdq")
-        if isinstance(qdq, Mapping):
-            with within("qdq"):
-                qdq = QDQRules.from_dict(qdq)
-        backend.set_qdq(qdq)
-        backend.set_slower(backend_config_dict.get("slower") or ())
+        check_keys(backend_config_dict, (*_FIELDS, "configs"), "BackendConfig")
+        backend = cls()
+        for name in _FIELDS:
+            if name in backend_config_dict:
+                backend.set_field(name, backend_config_dict[name])
         for index, item in enumerate(backend_config_dict.get("configs") or ()):
             with within(f"configs[{index}]"):
                 backend.set_backend_pattern_config(_entry(item, version))
@@ -205,19 +212,9 @@ class BackendConfig:
         >>> BackendConfig("mine").to_dict()
         {'name': 'mine', 'configs': []}
         """
-        values: dict[str, Any] = {
-            "name": self.name,
-            "configs": [config.to_dict() for config in self.configs],
-        }
-        if self.engine is not None:
-            values["engine"] = self.engine
-        if self.defaults is not None:
-            values["defaults"] = self.defaults.to_dict()
-        if self.qdq is not None:
-            values["qdq"] = self.qdq.to_dict()
-        if self.slower:
-            values["slower"] = [record.to_dict() for record in self.slower]
-        return values
+        entries = [config.to_dict() for config in self.configs]
+        values = {field.key: field.kind.to_data(value) for field, value in set_fields(self)}
+        return {"name": self.name, "configs": entries} | values
 
     # -- files, validation, diff: in modules of their own ----------------------------------------
 
@@ -277,33 +274,23 @@ class BackendConfig:
 
     def _comparable(self) -> tuple[Any, ...]:
         entries = (list(self._entries), self.configs)
-        return (self.name, self.engine, self.defaults, self.qdq, self.slower, *entries)
+        return (*(getattr(self, name) for name in _FIELDS), *entries)
 
     def __repr__(self) -> str:
-        parts = [repr(self.name)]
-        if self.engine is not None:
-            parts.append(f"engine={self.engine!r}")
-        if self.defaults is not None:
-            parts.append(f"defaults={self.defaults!r}")
-        if self.qdq is not None:
-            parts.append(f"qdq={self.qdq!r}")
-        if self.slower:
-            parts.append(f"slower={self.slower!r}")
+        more = ((field, value) for field, value in set_fields(self) if field.name != "name")
+        parts = [repr(self.name), *(f"{field.name}={value!r}" for field, value in more)]
         lines = "".join(f"\n    {config!r}," for config in self.configs)
         parts.append(f"configs=[{lines}\n]" if lines else "configs=[]")
         return f"BackendConfig({', '.join(parts)})"
+
+
+_FIELDS = {field.name: field for field in declared(BackendConfig)}
 
 
 def _torch_key(registered: NormalPattern, config: BackendPatternConfig) -> Pattern:
     if isinstance(config.pattern, GraphPattern) and config.pattern.normal == registered:
         return config.pattern
     return registered if beyond_tuples(registered) else to_reversed(registered)
-
-
-def _text(value: Any, field: str) -> str:
-    if not isinstance(value, str):
-        raise SpecError(f"{field} must be a str, got {value!r}", where=field)
-    return value
 
 
 def _entry(item: Any, version: str | None) -> BackendPatternConfig:

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 
-from backquant.backend_config.defaults import QuantDefault
+from backquant.backend_config.declared import phrases
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints, Ratio
 from backquant.backend_config.graph_pattern import GraphPattern
-from backquant.backend_config.naming import operator_name
+from backquant.backend_config.naming import operator_label
 from backquant.backend_config.numbers import short_text
 from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.pattern_text import calls_text
-from backquant.dtypes import Granularity, dtype_name
-
-
-def operator_label(op: Any) -> str:
-    """A name that is short and still tells modules, functions, and sub-packages apart.
-
-    >>> operator_label(torch.nn.Conv2d), operator_label(torch.nn.functional.relu)
-    ('nn.Conv2d', 'F.relu')
-    >>> operator_label(torch.conv2d), operator_label("view"), operator_label(torch.ops.aten.mm.default)
-    ('torch.conv2d', '.view()', 'aten.mm.default')
-    """
-    name = operator_name(op)
-    for prefix, short in (
-        ("torch.nn.functional.", "F."),
-        ("torch.nn.", "nn."),
-        ("torch.ops.", ""),
-        ("backquant.nn.quantized.", ""),
-        ("backquant.nn.", ""),
-    ):
-        if name.startswith(prefix):
-            return short + name.removeprefix(prefix)
-    return name
+from backquant.dtypes import dtype_name
 
 
 def describe_pattern(pattern: NormalPattern) -> str:
@@ -78,28 +56,7 @@ def describe_dtype(given: DTypeWithConstraints) -> str:
     low, high = given.quant_min_lower_bound, given.quant_max_upper_bound
     if low is not None or high is not None:
         text += f" {range_text(low, high)}"
-    words = []
-    if given.scale_min_lower_bound is not None:
-        words.append(f"scale ≥ {short_text(float(given.scale_min_lower_bound))}")
-    if given.scale_max_upper_bound is not None:
-        words.append(f"scale ≤ {short_text(float(given.scale_max_upper_bound))}")
-    if given.scale_exact_match is not None:
-        words.append(f"scale = {short_text(given.scale_exact_match)}")
-    if given.zero_point_exact_match is not None:
-        words.append(f"zero point = {given.zero_point_exact_match}")
-    if given.symmetric is not None:
-        words.append("symmetric" if given.symmetric else "affine")
-    if given.granularity is not None:
-        words.append(Granularity.parse(given.granularity).words)
-    if given.ch_axis is not None:
-        words.append(f"channels on axis {given.ch_axis}")
-    if given.power_of_two_scale:
-        words.append("power-of-two scale")
-    if given.scales is not None or given.scale_range is not None:
-        words.append(scales_text(given))
-    if given.scale_dtype is not None:
-        words.append(f"scales in {dtype_name(given.scale_dtype)}")
-    return ", ".join([text, *words])
+    return ", ".join([text, *phrases(given)])
 
 
 def range_text(low: float | None, high: float | None) -> str:
@@ -112,16 +69,14 @@ def range_text(low: float | None, high: float | None) -> str:
     return f"[{', '.join(ends)}]"
 
 
-def scales_text(given: DTypeWithConstraints) -> str:
+def scales_text(demand: DTypeWithConstraints) -> str:
     """The scales that a demand leaves, in words.
 
     >>> scales_text(DTypeWithConstraints(torch.quint8, scale_range=(2**-8, None)))
     'scale in [2**-8, …]'
     """
-    if given.scales is not None:
-        return f"scale one of {', '.join(map(short_text, given.scales))}"
-    ends = ("…" if end is None else short_text(end) for end in given.scale_range or ())
-    return f"scale in [{', '.join(ends)}]"
+    alone = DTypeWithConstraints(scales=demand.scales, scale_range=demand.scale_range)
+    return ", ".join(phrases(alone))
 
 
 def ratio_text(ratio: Ratio) -> str:
@@ -130,10 +85,7 @@ def ratio_text(ratio: Ratio) -> str:
     >>> ratio_text("power_of_two"), ratio_text((None, 1.0))
     ('input × weight / output scale a power of two', 'input × weight / output scale in […, 1]')
     """
-    if ratio == "power_of_two":
-        return "input × weight / output scale a power of two"
-    ends = ("…" if end is None else short_text(end) for end in ratio)
-    return f"input × weight / output scale in [{', '.join(ends)}]"
+    return phrases(DTypeConfig(requantization_ratio=ratio))[0]
 
 
 def bias_step_text(bound: float) -> str:
@@ -160,27 +112,7 @@ def describe_dtype_config(config: DTypeConfig) -> str:
     shown = {role: f"({text})" if _has_commas(text) else text for role, text in parts.items()}
     left = shown["input"] if shown["weight"] == "any" else f"{shown['input']} × {shown['weight']}"
     words = [f"{left} → {shown['output']}"]
-    if config.bias_dtype is not None:
-        words.append(f"bias {str(config.bias_dtype).removeprefix('torch.')}")
-    if config.bias_scale is not None:
-        words.append(f"bias scale = {config.bias_scale.replace('_times_', ' × ')}")
-    if config.rounding is not None:
-        words.append(f"rounded {config.rounding.replace('_', ' ')}")
-    if config.requantization is not None:
-        words.append(f"requantized by {config.requantization.replace('_', ' ')}")
-    if config.requantization_ratio is not None:
-        words.append(ratio_text(config.requantization_ratio))
-    if config.bias_step_upper_bound is not None:
-        words.append(f"bias step ≤ {short_text(float(config.bias_step_upper_bound))}")
-    if config.is_dynamic is not None:
-        words.append("dynamic" if config.is_dynamic else "not dynamic")
-    if config.table_entries is not None:
-        words.append(f"from a table of {config.table_entries}")
-    if config.tolerance is not None:
-        words.append(f"off by {config.tolerance.steps:g} at most")
-    if config.where is not None:
-        words.append(f"where {config.where}")
-    return ", ".join(words)
+    return ", ".join([*words, *phrases(config)])
 
 
 def _has_commas(text: str) -> bool:
@@ -208,34 +140,3 @@ def mode_of(config: DTypeConfig) -> str:
 def _is_float(dtype: torch.dtype | None) -> bool:
     """Whether values stay float: a float wider than 8 bits, or none."""
     return dtype is None or (dtype.is_floating_point and dtype.itemsize > 1)
-
-
-def describe_default(default: QuantDefault) -> str:
-    """One role of tensor by default.
-
-    >>> describe_default(QuantDefault("histogram", dtype=torch.quint8, reduce_range=True))
-    'histogram, quint8, reduced range'
-    """
-    named = isinstance(default.observer, str)
-    words = [default.observer.replace("_", " ") if named else operator_label(default.observer)]  # type: ignore[union-attr]
-    if default.dtype is not None:
-        words.append(dtype_name(default.dtype))
-    if default.qscheme is not None:
-        words.append(str(default.qscheme).removeprefix("torch.").replace("_", " "))
-    if default.quant_min is not None:
-        words.append(f"[{default.quant_min}, {default.quant_max}]")
-    if default.reduce_range is not None:
-        words.append("reduced range" if default.reduce_range else "full range")
-    if default.eps is not None:
-        words.append(f"scale ≥ {short_text(default.eps)}")
-    if default.ch_axis is not None:
-        words.append(f"channel axis {default.ch_axis}")
-    if default.granularity is not None:
-        words.append(Granularity.parse(default.granularity).words)
-    if default.averaging_constant is not None:
-        words.append(f"averaging constant {default.averaging_constant}")
-    if default.is_dynamic is not None:
-        words.append("dynamic" if default.is_dynamic else "not dynamic")
-    if default.fake_quantize is not None:
-        words.append(default.fake_quantize.replace("_", " "))
-    return ", ".join(words)

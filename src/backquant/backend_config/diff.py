@@ -6,54 +6,30 @@ Invariant: a diff is empty exactly when the two descriptions are equal.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from backquant.backend_config.conditions import AllOf, AnyOf, Comparison, NotSo
 from backquant.backend_config.config import BackendConfig
-from backquant.backend_config.defaults import DEFAULT_ROLES, BackendDefaults
+from backquant.backend_config.declared import Declared, Record, declared
+from backquant.backend_config.defaults import DefaultOverride
 from backquant.backend_config.describe import (
-    describe_default,
     describe_dtype_config,
     describe_entry,
     describe_pattern,
-    operator_label,
 )
-from backquant.backend_config.dtypes import DTypeConfig
+from backquant.backend_config.dtypes import DTypeConfig, TensorDType
+from backquant.backend_config.entry_kinds import OnePattern
 from backquant.backend_config.graph_pattern import GraphPattern
-from backquant.backend_config.known_slower import KnownSlower
-from backquant.backend_config.leave_float import LeaveFloat
-from backquant.backend_config.naming import operator_name
-from backquant.backend_config.numbers import number_text
-from backquant.backend_config.observation import ObservationType
-from backquant.backend_config.pattern import NormalPattern, normal_form
+from backquant.backend_config.kinds import Nested, Several
+from backquant.backend_config.naming import operator_label
+from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.ports import NamedNode, NamedNodes, Port
-from backquant.backend_config.qdq import QDQRules
 
 Kind = Literal["added", "removed", "changed"]
 
 _WIDTH = 100
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}
-_ROLES = ("input_dtype", "output_dtype", "weight_dtype")
-_FIELDS = {
-    "observation_type": "observation_type",
-    "root_module": "root_module",
-    "qat_module": "qat_module",
-    "reference_quantized_module": "reference_quantized_module",
-    "fused_module": "fused_module",
-    "fuser_method": "fuser_method",
-    "root_node_getter": "_root_node_getter",
-    "extra_inputs_getter": "_extra_inputs_getter",
-    "num_tensor_args_to_observation_type": "_num_tensor_args_to_observation_type",
-    "input_type_to_index": "_input_type_to_index",
-    "ports": "ports",
-    "where": "where",
-    "input_output_observed": "_input_output_observed",
-    "overwrite_output_fake_quantize": "_overwrite_output_fake_quantize",
-    "overwrite_output_observer": "_overwrite_output_observer",
-}
 
 
 @dataclass(frozen=True)
@@ -166,7 +142,7 @@ def diff(first: BackendConfig, second: BackendConfig) -> BackendDiff:
     for pattern, entry in theirs.items():
         if pattern not in mine:
             entries.append(EntryChange(describe_entry(entry), "added", _all_fields(entry, 1)))
-    fields = (*_head_changes(first, second), *_order_changes(mine, theirs))
+    fields = (*_changes(first, second), *_order_changes(mine, theirs))
     return BackendDiff(first.name, second.name, fields, tuple(entries))
 
 
@@ -209,72 +185,68 @@ def _grouped(
     return groups
 
 
-def _head_changes(first: BackendConfig, second: BackendConfig) -> Iterator[FieldChange]:
-    if first.name != second.name:
-        yield FieldChange("name", first.name or '""', second.name or '""')
-    if first.engine != second.engine:
-        yield FieldChange("engine", _engine(first), _engine(second))
-    if first.defaults != second.defaults:
-        yield from _default_changes(first.defaults, second.defaults)
-    if first.qdq != second.qdq:
-        yield from _qdq_changes(first.qdq, second.qdq)
-    if first.slower != second.slower:
-        yield FieldChange("slower", _rule(first.slower), _rule(second.slower))
+# -- records, field by field -------------------------------------------------------------------------
 
 
-def _default_changes(
-    first: BackendDefaults | None, second: BackendDefaults | None
-) -> Iterator[FieldChange]:
-    before, after = _defaults(first), _defaults(second)
-    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    for name in changed:
-        yield FieldChange(f"defaults.{name}", before.get(name, ""), after.get(name, ""))
-    if not changed:
-        yield FieldChange("defaults.overrides order", ", ".join(before), ", ".join(after))
+def _changes(before: Any, after: Any, at: str = "") -> Iterator[FieldChange]:
+    """The declared fields in which two objects of one class differ, those of records within by their paths.
 
-
-def _qdq_changes(first: QDQRules | None, second: QDQRules | None) -> Iterator[FieldChange]:
-    before, after = first or QDQRules(), second or QDQRules()
-    if before == after:
-        yield FieldChange("qdq", "" if first is None else "set", "" if second is None else "set")
-    for field in fields(QDQRules):
-        one, two = getattr(before, field.name), getattr(after, field.name)
+    An object that is absent (None) differs in all that is set, or in being there.
+    """
+    of_either = before if after is None else after
+    for field in declared(type(of_either)):
+        one, two = (_value(side, field) for side in (before, after))
         if one != two:
-            yield FieldChange(f"qdq.{field.name}", _rule(one), _rule(two))
+            yield from _field_changes(field, one, two, f"{at}.{field.name}" if at else field.name)
 
 
-def _rule(value: Any) -> str:
-    if not isinstance(value, tuple):
-        return str(value)
-    records = (LeaveFloat, KnownSlower)
-    return ", ".join(repr(r) if isinstance(r, records) else operator_name(r) for r in value)
+def _value(side: Any, field: Declared) -> Any:
+    if side is None:
+        return None if field.required else field.default
+    return getattr(side, field.attribute)
 
 
-def _engine(config: BackendConfig) -> str:
-    return "" if config.engine is None else config.engine or '""'
+def _field_changes(field: Declared, one: Any, two: Any, at: str) -> Iterator[FieldChange]:
+    kind = field.kind
+    if isinstance(kind, Several):
+        yield from _list_changes(one, two, at)
+    elif isinstance(kind, TensorDType) or (isinstance(kind, Nested) and not kind.has_words):
+        inside = list(_changes(one, two, at))
+        yield from inside or [FieldChange(at, *("" if v is None else "set" for v in (one, two)))]
+    else:
+        before, after = _text(field, one, kind.words), _text(field, two, kind.words)
+        if before == after:  # numbers of which a sentence shows six digits
+            before, after = _text(field, one, kind.source), _text(field, two, kind.source)
+        yield FieldChange(at, before, after)
 
 
-def _defaults(defaults: BackendDefaults | None) -> dict[str, str]:
-    """Field → text, for every role and for every overridden operator."""
-    if defaults is None:
-        return {}
-    texts: dict[str, str] = {}
-    for role in DEFAULT_ROLES:
-        value = getattr(defaults, role)
-        if value is not None:
-            texts[role] = describe_default(value)
-    for override in defaults.overrides:
-        words = [
-            f"{role} {describe_default(value)}"
-            for role in DEFAULT_ROLES
-            if (value := getattr(override, role)) is not None
-        ]
-        for operator in override.operators:
-            label = describe_pattern(normal_form(operator))
-            where = ", between float operators" if override.between_float_operators else ""
-            texts[f"overrides[{label}{where}]"] = "; ".join(words) or "as the backend"
-    texts |= {f"leave_float[{i}]": repr(rule) for i, rule in enumerate(defaults.leave_float)}
-    return texts
+def _list_changes(one: Any, two: Any, at: str) -> Iterator[FieldChange]:
+    """Records that stand in one list only; else the order of the lists."""
+    before, after = (
+        {
+            _label(item, index): str(item) or "as the backend"
+            for index, item in enumerate(items or ())
+        }
+        for items in (one, two)
+    )
+    changed = [label for label in {**before, **after} if before.get(label) != after.get(label)]
+    for label in changed:
+        yield FieldChange(f"{at}[{label}]", before.get(label, ""), after.get(label, ""))
+    if not changed:
+        yield FieldChange(f"{at} order", ", ".join(before), ", ".join(after))
+
+
+def _label(record: Record, index: int) -> str:
+    """What tells a record from its neighbours: the operators of an override, the place of a rule."""
+    if not isinstance(record, DefaultOverride):
+        return str(index)
+    where = ", between float operators" if record.between_float_operators else ""
+    return ", ".join(map(operator_label, record.operators)) + where
+
+
+def _text(field: Declared, value: Any, words: Callable[[Any], str]) -> str:
+    """A field's value in a few words; empty when it is not set."""
+    return "" if value is None or value == field.kind.default else words(value)
 
 
 def _order_changes(
@@ -301,10 +273,17 @@ def _entry_changes(
     if _spelling(before) != _spelling(after):
         yield FieldChange("pattern", _spelling(before), _spelling(after))
     yield from _dtype_changes(before.dtype_configs, after.dtype_configs)
-    for field, attribute in _FIELDS.items():
-        old, new = getattr(before, attribute), getattr(after, attribute)
-        if old != new:
-            yield FieldChange(field, _text(old), _text(new))
+    for field in _beside_dtypes():
+        one, two = (getattr(entry, field.attribute) for entry in (before, after))
+        if one != two:
+            yield from _field_changes(field, one, two, field.name)
+
+
+def _beside_dtypes() -> Iterator[Declared]:
+    """The fields of an entry but its pattern and its dtype configs."""
+    for field in declared(BackendPatternConfig):
+        if not isinstance(field.kind, (OnePattern, Several)):
+            yield field
 
 
 def _spelling(entry: BackendPatternConfig) -> str:
@@ -316,31 +295,13 @@ def _spelling(entry: BackendPatternConfig) -> str:
 def _all_fields(entry: BackendPatternConfig, sign: int) -> tuple[FieldChange, ...]:
     """Every field that is set, as removed (``sign`` -1) or added (1)."""
     texts = [("dtype_configs", describe_dtype_config(config)) for config in entry.dtype_configs]
-    texts += [
-        (field, text)
-        for field, attribute in _FIELDS.items()
-        if (text := _text(getattr(entry, attribute)))
-    ]
+    for field in _beside_dtypes():
+        texts.append((field.name, _text(field, getattr(entry, field.attribute), field.kind.words)))
     return tuple(
-        FieldChange(field, text, "") if sign < 0 else FieldChange(field, "", text)
-        for field, text in texts
+        FieldChange(name, text, "") if sign < 0 else FieldChange(name, "", text)
+        for name, text in texts
+        if text
     )
-
-
-def _text(value: Any) -> str:
-    """A field's value in a few words; empty when it is not set."""
-    if value is None or value == {}:
-        return ""
-    if isinstance(value, ObservationType):
-        return value.name
-    if isinstance(value, (Port, NamedNode, NamedNodes, AllOf, AnyOf, Comparison, NotSo)):
-        return str(value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_text(item) or item}" for key, item in value.items())
-    if isinstance(value, (bool, int)):
-        return str(value)
-    is_named = isinstance(value, type) or hasattr(value, "__qualname__")
-    return operator_label(value) if is_named else repr(value)
 
 
 def _dtype_changes(before: list[DTypeConfig], after: list[DTypeConfig]) -> Iterator[FieldChange]:
@@ -354,7 +315,8 @@ def _dtype_changes(before: list[DTypeConfig], after: list[DTypeConfig]) -> Itera
     for old in list(olds):
         partner = next((new for new in news if _tokens(new) == _tokens(old)), None)
         if partner is not None:
-            changed.extend(_constraint_changes(old, partner))
+            bare = describe_dtype_config(DTypeConfig(*_tokens(old)))
+            changed.extend(_changes(old, partner, f"dtype_configs[{bare}]"))
             olds.remove(old)
             news.remove(partner)
     yield from changed
@@ -371,29 +333,5 @@ def _list(configs: list[DTypeConfig]) -> str:
 
 
 def _tokens(config: DTypeConfig) -> tuple[Any, ...]:
-    return (*(getattr(config, role) for role in _ROLES), config.bias_dtype, config.is_dynamic)
-
-
-def _constraint_changes(before: DTypeConfig, after: DTypeConfig) -> Iterator[FieldChange]:
-    bare = DTypeConfig(*_tokens(before))
-    head = f"dtype_configs[{describe_dtype_config(bare)}]"
-    for role in _ROLES:
-        old, new = (getattr(config, f"{role}_with_constraints") for config in (before, after))
-        for field in fields(old):
-            left, right = getattr(old, field.name), getattr(new, field.name)
-            if left != right:
-                yield FieldChange(f"{head}.{role}.{field.name}", _value(left), _value(right))
-    results = ("bias_scale", "rounding", "requantization", "requantization_ratio")
-    own = (*results, "bias_step_upper_bound", "table_entries", "tolerance", "where")
-    for name in own:
-        one, two = (str(getattr(config, name) or "") for config in (before, after))
-        if one != two:
-            yield FieldChange(f"{head}.{name}", one, two)
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, tuple):
-        return f"[{', '.join(_value(one) or 'null' for one in value)}]"
-    return number_text(value) if isinstance(value, (int, float)) else str(value)
+    roles = (config.input_dtype, config.output_dtype, config.weight_dtype)
+    return (*roles, config.bias_dtype, config.is_dynamic)

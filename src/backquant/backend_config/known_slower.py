@@ -6,19 +6,18 @@ such a record names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from backquant.backend_config.checks import check_keys, check_number, within
-from backquant.backend_config.conditions import Condition, condition_data, condition_from
+from backquant.backend_config.conditions import Condition, condition_from
+from backquant.backend_config.declared import Record
+from backquant.backend_config.kinds import OperatorNames, Where
 from backquant.errors import SpecError
 
-_TIMES = ("integer_us", "float_us")
 
-
-@dataclass(frozen=True)
-class KnownSlower:
+@dataclass(frozen=True, repr=False)
+class KnownSlower(Record):
     """``operators``, by the names of their records, are slower on integers where ``where`` holds.
 
     ``measured`` is one case, in words; ``integer_us`` and ``float_us`` are its times in microseconds, the
@@ -31,37 +30,22 @@ class KnownSlower:
     ('lstm',)
     """
 
-    operators: tuple[str, ...]
-    where: Condition | Mapping[str, Any]
-    measured: str
-    integer_us: float
-    float_us: float
+    operators: Annotated[tuple[str, ...], OperatorNames(), "By the names of their records."]
+    where: Annotated[Condition | Mapping[str, Any], Where(), "The sizes for which it holds."]
+    measured: Annotated[str, "The case that was measured, in words."]
+    integer_us: Annotated[float, "Its time on integers in microseconds."]
+    float_us: Annotated[float, "Its time in float."]
 
-    def __post_init__(self) -> None:
-        given: Any = self.operators
-        is_list = isinstance(given, (tuple, list)) and bool(given)
-        if not is_list or not all(isinstance(name, str) and name for name in given):
-            raise SpecError(
-                f"operators are the names of records, in a tuple, got {given!r}",
-                where="operators",
-                fix='("conv2d",)',
-            )
-        object.__setattr__(self, "operators", tuple(given))
-        with within("where"):
-            where = condition_from(self.where)
-        if where is None:
+    def _check(self) -> None:
+        if self.where is None:
             raise SpecError(
                 "a record says for which sizes it holds",
                 where="where",
                 fix="leave the operator out of the backend's entries if it is always slower",
             )
-        object.__setattr__(self, "where", where)
-        if not isinstance(self.measured, str) or not self.measured.strip():
-            raise SpecError(f"measured is a text, got {self.measured!r}", where="measured")
-        for name in _TIMES:
-            check_number(getattr(self, name), name)
-            if not (getattr(self, name) or 0) > 0:
-                raise SpecError(f"a time is more than 0, got {getattr(self, name)!r}", where=name)
+        for name, time in (("integer_us", self.integer_us), ("float_us", self.float_us)):
+            if not time > 0:
+                raise SpecError(f"a time is more than 0, got {time!r}", where=name)
         if self.integer_us <= self.float_us:
             raise SpecError(
                 f"integers are not slower: {self.integer_us} µs, float {self.float_us} µs",
@@ -75,49 +59,6 @@ class KnownSlower:
         >>> print(KnownSlower(("lstm",), {"hidden_size": {"max": 63}}, "a case", 2.0, 1.0).condition)
         hidden_size ≤ 63
         """
-        found = condition_from(self.where)
-        assert found is not None  # checked when it was made
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, with the condition as data.
-
-        >>> KnownSlower(("lstm",), {"hidden_size": {"max": 63}}, "a case", 2.0, 1.0).to_dict()["where"]
-        {'hidden_size': {'max': 63}}
-        """
-        return {
-            "operators": list(self.operators),
-            "where": condition_data(self.condition),
-            "measured": self.measured,
-            **{name: getattr(self, name) for name in _TIMES},
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> KnownSlower:
-        """The inverse of ``to_dict``. Raises ``SpecError`` for an unknown key.
-
-        >>> one = KnownSlower(("lstm",), {"hidden_size": {"max": 63}}, "a case", 2.0, 1.0)
-        >>> KnownSlower.from_dict(one.to_dict()) == one
-        True
-        """
-        names = [field.name for field in fields(cls)]
-        check_keys(values, names, "KnownSlower")
-        return cls(**{**dict.fromkeys(names), **values})
-
-
-def known_slower_from(given: Any) -> tuple[KnownSlower, ...]:
-    """Records, or their dicts, as a tuple of records. Raises ``SpecError`` with the place.
-
-    >>> known_slower_from(())
-    ()
-    """
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise SpecError(f"records stand in a tuple, got {given!r}", where="slower")
-    found = []
-    for index, item in enumerate(given):
-        with within(f"slower[{index}]"):
-            record = KnownSlower.from_dict(item) if isinstance(item, Mapping) else item
-            if not isinstance(record, KnownSlower):
-                raise SpecError(f"expected a KnownSlower, got {item!r}")
-        found.append(record)
-    return tuple(found)
+        condition = condition_from(self.where)
+        assert condition is not None  # checked when the record was made
+        return condition

@@ -11,24 +11,18 @@ float, which no scale can hold beside the scores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
-from backquant.backend_config.checks import check_bool, check_keys, within
+from backquant.backend_config.declared import Earlier, Phrase, Record
 from backquant.backend_config.earlier_names import earlier_names
-from backquant.backend_config.naming import operator_name
-from backquant.backend_config.pattern import normal_form
+from backquant.backend_config.kinds import Operators
 from backquant.errors import SpecError
 
-_LISTS = ("operators", "after", "before")
-_FLAGS = ("with_table", "unless_between_quantized", "results")
-EARLIER_NAMES = {"beside_float": "unless_between_quantized"}
 
-
-@earlier_names(EARLIER_NAMES)
+@earlier_names
 @dataclass(frozen=True, repr=False)
-class LeaveFloat:
+class LeaveFloat(Record):
     """``operators`` stay float where one of the conditions holds. Conditions 1 to 3 ignore, in between,
     operators that only move values, dropout, and products with a parameter.
 
@@ -56,25 +50,38 @@ class LeaveFloat:
     LeaveFloat((torch.nn.Linear,), results=True)
     """
 
-    operators: tuple[Any, ...]
-    after: tuple[Any, ...] = ()
-    before: tuple[Any, ...] = ()
-    with_table: bool = False
-    unless_between_quantized: bool = False
-    results: bool = False
+    operators: Annotated[tuple[Any, ...], Operators()]
+    after: Annotated[
+        tuple[Any, ...],
+        Operators(),
+        "Where they read what one of these computes.",
+        Phrase("after {}"),
+    ] = ()
+    before: Annotated[
+        tuple[Any, ...],
+        Operators(),
+        "Where one of these reads what they compute.",
+        Phrase("before {}"),
+    ] = ()
+    with_table: Annotated[
+        bool,
+        "Where they read a mask or a table: a value that depends on no float input.",
+        Phrase("with a mask or table"),
+    ] = False
+    unless_between_quantized: Annotated[
+        bool,
+        "Where an activation that they read is float, or no quantized operator reads them.",
+        Phrase("unless between quantized operators"),
+        Earlier("beside_float"),
+    ] = False
+    results: Annotated[
+        bool,
+        "Only their results, where no quantized operator reads them. Stands alone.",
+        Phrase("results that only float operators read"),
+    ] = False
+    shown_bare: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        for name in _LISTS:
-            given = getattr(self, name)
-            if not isinstance(given, (tuple, list)):
-                raise SpecError(f"{name} is a tuple of operators, got {given!r}", where=name)
-            object.__setattr__(self, name, tuple(given))
-            for index, operator in enumerate(given):
-                with within(f"{name}[{index}]"):
-                    if normal_form(operator).size > 1:
-                        raise SpecError("single operators are named here, not patterns")
-        for name in _FLAGS:
-            check_bool(getattr(self, name), name)
+    def _check(self) -> None:
         if not self.operators:
             raise SpecError("a rule names its operators", where="operators", fix="(torch.add,)")
         if not (self.at_places or self.unless_between_quantized or self.results):
@@ -98,64 +105,3 @@ class LeaveFloat:
         True
         """
         return bool(self.after or self.before or self.with_table)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields that are set; operators as lists.
-
-        >>> LeaveFloat(("add",), with_table=True).to_dict()
-        {'operators': ['add'], 'with_table': True}
-        """
-        values = {name: list(getattr(self, name)) for name in _LISTS if getattr(self, name)}
-        return {**values, **{name: True for name in _FLAGS if getattr(self, name)}}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LeaveFloat:
-        """The inverse of ``to_dict``. Raises ``SpecError`` for an unknown key.
-
-        >>> LeaveFloat.from_dict({"operators": ["add"], "with_table": True}).operators
-        ('add',)
-        """
-        check_keys(values, [*(field.name for field in fields(cls)), *EARLIER_NAMES], "LeaveFloat")
-        return cls(**{"operators": (), **values})
-
-    def __repr__(self) -> str:
-        parts = [_tuple(self.operators)]
-        parts += [f"{n}={_tuple(getattr(self, n))}" for n in _LISTS[1:] if getattr(self, n)]
-        parts += [f"{name}=True" for name in _FLAGS if getattr(self, name)]
-        return f"LeaveFloat({', '.join(parts)})"
-
-
-def _tuple(operators: tuple[Any, ...]) -> str:
-    names = ", ".join(map(operator_name, operators))
-    return f"({names}{',' if len(operators) == 1 else ''})"
-
-
-def given_rules(given: Sequence[LeaveFloat]) -> tuple[LeaveFloat, ...]:
-    """``given`` as a tuple, checked. Raises ``SpecError`` with the place.
-
-    >>> given_rules([LeaveFloat(("add",), with_table=True)])
-    (LeaveFloat((.add(),), with_table=True),)
-    """
-    if not isinstance(given, (tuple, list)):
-        raise SpecError(f"rules stand in a tuple, got {given!r}", where="leave_float")
-    for index, rule in enumerate(given):
-        if not isinstance(rule, LeaveFloat):
-            raise SpecError(f"expected a LeaveFloat, got {rule!r}", where=f"leave_float[{index}]")
-    return tuple(given)
-
-
-def rules_from(items: Any) -> Any:
-    """Rules from their dicts (or rules, as they are); what is no list is left for ``given_rules``.
-
-    Raises ``SpecError`` with the place.
-
-    >>> rules_from([{"operators": ["add"], "with_table": True}])
-    (LeaveFloat((.add(),), with_table=True),)
-    """
-    if not isinstance(items, (tuple, list)):
-        return () if items is None else items
-    rules = []
-    for index, item in enumerate(items):
-        with within(f"leave_float[{index}]"):
-            rules.append(LeaveFloat.from_dict(item) if isinstance(item, Mapping) else item)
-    return tuple(rules)

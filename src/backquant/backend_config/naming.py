@@ -52,6 +52,27 @@ def short_name(op: Any) -> str:
     return name.rsplit(".", 1)[-1]
 
 
+def operator_label(op: Any) -> str:
+    """A name that is short and still tells modules, functions, and sub-packages apart.
+
+    >>> operator_label(torch.nn.Conv2d), operator_label(torch.nn.functional.relu)
+    ('nn.Conv2d', 'F.relu')
+    >>> operator_label(torch.conv2d), operator_label("view"), operator_label(torch.ops.aten.mm.default)
+    ('torch.conv2d', '.view()', 'aten.mm.default')
+    """
+    name = operator_name(op)
+    for prefix, short in (
+        ("torch.nn.functional.", "F."),
+        ("torch.nn.", "nn."),
+        ("torch.ops.", ""),
+        ("backquant.nn.quantized.", ""),
+        ("backquant.nn.", ""),
+    ):
+        if name.startswith(prefix):
+            return short + name.removeprefix(prefix)
+    return name
+
+
 def spelled(value: Any) -> str:
     """A pattern or callable as one would write it; what has a repr of its own keeps it.
 

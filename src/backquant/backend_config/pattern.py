@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
+from types import BuiltinFunctionType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -145,6 +147,8 @@ def normal_form(pattern: Pattern) -> NormalPattern:
     >>> normal_form((torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU))
     NormalPattern(torch.nn.ReLU(torch.nn.BatchNorm2d(torch.nn.Conv2d)))
     """
+    if isinstance(pattern, _OPERATORS):
+        return _single(pattern)
     if isinstance(pattern, NormalPattern):
         return pattern
     if isinstance(pattern, Spelling):
@@ -185,9 +189,19 @@ def from_reversed(pattern: Pattern) -> NormalPattern:
         return pattern
     if isinstance(pattern, Spelling):
         return pattern.normal
+    return _of_tuple(pattern)
+
+
+def _of_tuple(pattern: Pattern) -> NormalPattern:
     nodes: list[PatternNode] = []
     _append(pattern, nodes)
     return NormalPattern(tuple(nodes))
+
+
+_OPERATORS = (type, BuiltinFunctionType, str)  # no closures: the cache would keep what they hold
+_single = lru_cache(maxsize=4096)(
+    _of_tuple
+)  # of one operator, whose normal form is asked for often
 
 
 def to_reversed(pattern: NormalPattern) -> Pattern:
@@ -296,10 +310,10 @@ def classify(op: Any) -> tuple[Any, Kind]:
     >>> classify(torch.add)[1], classify("view")[1], classify(0)[1]
     ('function', 'method', 'literal')
     """
-    if isinstance(op, type) and any(base.__name__ == "MatchAllNode" for base in op.__mro__):
-        return MatchAllNode, "any"
     if isinstance(op, type) and issubclass(op, torch.nn.Module):
         return op, "module"
+    if isinstance(op, type) and any(base.__name__ == "MatchAllNode" for base in op.__mro__):
+        return MatchAllNode, "any"
     if isinstance(op, str) and op:
         return op, "method"
     fix = ""

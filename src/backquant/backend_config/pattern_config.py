@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Annotated, Any
 
 import torch
 
 from backquant.backend_config import legacy
-from backquant.backend_config.checks import (
-    check_callable,
-    check_keys,
-    check_module_class,
-    renamed,
-    within,
+from backquant.backend_config.checks import check_keys, renamed, within
+from backquant.backend_config.conditions import Condition, check_names, condition_from
+from backquant.backend_config.declared import OURS, Key, declared, set_fields
+from backquant.backend_config.dtypes import DTypeConfig
+from backquant.backend_config.entry_kinds import (
+    ByCount,
+    Function,
+    Getter,
+    ModuleClass,
+    Observation,
+    OnePattern,
+    Ports,
+    Positions,
 )
-from backquant.backend_config.conditions import (
-    Condition,
-    check_names,
-    condition_data,
-    condition_from,
-)
-from backquant.backend_config.dtypes import DTypeConfig, as_dtype_config
 from backquant.backend_config.graph_pattern import GraphPattern
-from backquant.backend_config.internal_setters import InternalSetters
+from backquant.backend_config.kinds import Several, Where
 from backquant.backend_config.naming import spelled
-from backquant.backend_config.observation import ObservationType, check_observation_type
+from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import (
     NormalPattern,
     Pattern,
@@ -34,33 +35,24 @@ from backquant.backend_config.pattern import (
     to_forward,
     to_reversed,
 )
-from backquant.backend_config.ports import Port, checked_ports
+from backquant.backend_config.ports import Port, check_getters, checked_ports
 from backquant.errors import SpecError
 
-#: Dict key → attribute, in the order of ``to_dict``.
-_OPTIONAL_FIELDS = {
-    "pattern": "pattern",
-    "root_module": "root_module",
-    "qat_module": "qat_module",
-    "reference_quantized_module_for_root": "reference_quantized_module",
-    "fused_module": "fused_module",
-    "fuser_method": "fuser_method",
-    "root_node_getter": "_root_node_getter",
-    "extra_inputs_getter": "_extra_inputs_getter",
-    "num_tensor_args_to_observation_type": "_num_tensor_args_to_observation_type",
-    "input_type_to_index": "_input_type_to_index",
-    "input_output_observed": "_input_output_observed",
-    "overwrite_output_fake_quantize": "_overwrite_output_fake_quantize",
-    "overwrite_output_observer": "_overwrite_output_observer",
-    "pattern_complex_format": "_pattern_complex_format",
-    "ports": "ports",
-    "where": "where",
-}
-_KEYS = ("observation_type", "dtype_configs", *_OPTIONAL_FIELDS)
-_PATTERN_KEYS = ("pattern", "pattern_complex_format")
+_Module = type[torch.nn.Module]
+_COMPARED_OTHERWISE = ("pattern", "_pattern_complex_format", "_observation_type")
 
 
-class BackendPatternConfig(InternalSetters):
+def _setter(name: str, says: str) -> Callable[[BackendPatternConfig, Any], BackendPatternConfig]:
+    """A setter of a field that its kind alone checks."""
+
+    def set_value(self: BackendPatternConfig, value: Any) -> BackendPatternConfig:
+        return self._store(name, value)
+
+    set_value.__name__, set_value.__doc__ = f"_set_{name}", says
+    return set_value
+
+
+class BackendPatternConfig:
     """How one pattern is quantized: dtypes, observation, fusion, QAT and reference modules.
 
     Invariants
@@ -83,22 +75,69 @@ root_module=torch.nn.Linear)
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
-    _known_normal: tuple[Pattern, NormalPattern] | None = None  # of which pattern
+    _observation_type: Annotated[ObservationType, Observation()]
+    dtype_configs: Annotated[list[DTypeConfig], Several(DTypeConfig, listed=True)]
+    pattern: Annotated[Pattern | None, OnePattern()]
+    root_module: Annotated[_Module | None, ModuleClass()]
+    qat_module: Annotated[_Module | None, ModuleClass()]
+    reference_quantized_module: Annotated[
+        _Module | None, ModuleClass(), Key("reference_quantized_module_for_root")
+    ]
+    fused_module: Annotated[_Module | None, ModuleClass()]
+    fuser_method: Annotated[Callable[..., Any] | None, Function()]
+    _root_node_getter: Annotated[
+        Callable[..., Any] | None,
+        Getter(several=False),
+        "The name of a node of a graph pattern, or a function's import path.",
+    ]
+    _extra_inputs_getter: Annotated[
+        Callable[..., Any] | None,
+        Getter(several=True),
+        "Names of inputs of a graph pattern, or a function's import path.",
+    ]
+    _num_tensor_args_to_observation_type: Annotated[dict[int, ObservationType], ByCount()]
+    _input_type_to_index: Annotated[dict[str, int], Positions()]
+    _input_output_observed: bool | None
+    _overwrite_output_fake_quantize: Annotated[Callable[..., Any] | None, OURS, Function()]
+    _overwrite_output_observer: Annotated[Callable[..., Any] | None, OURS, Function()]
+    _pattern_complex_format: Annotated[Pattern | None, OnePattern()]
+    ports: Annotated[
+        dict[str, Port],
+        OURS,
+        Ports(),
+        "How the inputs and the output of a graph pattern are observed, by name.",
+    ]
+    where: Annotated[
+        Condition | None,
+        OURS,
+        Where(),
+        "The uses of the pattern that the backend takes; all without it.",
+    ]
 
     def __init__(self, pattern: Pattern | None = None) -> None:
-        super().__init__()
-        self._observation_type = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
-        self.dtype_configs: list[DTypeConfig] = []
-        self.root_module: type[torch.nn.Module] | None = None
-        self.qat_module: type[torch.nn.Module] | None = None
-        self.reference_quantized_module: type[torch.nn.Module] | None = None
-        self.fused_module: type[torch.nn.Module] | None = None
-        self.fuser_method: Callable[..., Any] | None = None
-        self.ports: dict[str, Port] = {}
-        self.where: Condition | None = None
-        self._pattern_complex_format: Pattern | None = None
+        self.__dict__.update(_defaults())
+        self._known_normal: tuple[Pattern, NormalPattern] | None = None  # of which pattern
         if pattern is not None:
             self.set_pattern(pattern)
+
+    def _store(self, name: str, value: Any) -> BackendPatternConfig:
+        """Set a field, checked by its kind alone; None: to its default."""
+        field = _FIELDS[name]
+        unset = value is None
+        setattr(
+            self, field.attribute, copy(field.default) if unset else field.kind.check(value, name)
+        )
+        return self
+
+    def set_field(self, name: str, value: Any) -> BackendPatternConfig:
+        """Set a field by its name, with its setter; None: to its default.
+
+        >>> BackendPatternConfig(torch.add).set_field("input_type_to_index", {"weight": 1})
+        BackendPatternConfig(torch.add, input_type_to_index={'weight': 1})
+        """
+        prefix = "_set_" if hasattr(self, f"_set_{name}") else "set_"
+        setter: Callable[[Any], BackendPatternConfig] = getattr(self, prefix + name)
+        return setter(value)
 
     # -- the pattern -----------------------------------------------------------------------------
 
@@ -172,8 +211,7 @@ root_module=torch.nn.Linear)
 
     @observation_type.setter
     def observation_type(self, value: ObservationType) -> None:
-        check_observation_type(value, "observation_type")
-        self._observation_type = value
+        self._store("observation_type", value)
 
     def set_observation_type(self, observation_type: ObservationType) -> BackendPatternConfig:
         """Set how inputs and outputs are observed; default: with observers of their own.
@@ -182,8 +220,7 @@ root_module=torch.nn.Linear)
         >>> BackendPatternConfig(torch.cat).set_observation_type(shares).observation_type
         ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
         """
-        self.observation_type = observation_type
-        return self
+        return self._store("observation_type", observation_type)
 
     def set_ports(self, ports: Mapping[str, Port | str]) -> BackendPatternConfig:
         """Set how the inputs and the output of a ``GraphPattern`` are observed, by name.
@@ -213,11 +250,11 @@ root_module=torch.nn.Linear)
         >>> BackendPatternConfig(torch.add).set_dtype_configs([DTypeConfig()]).dtype_configs
         [DTypeConfig()]
         """
-        configs = []
-        for index, dtype_config in enumerate(dtype_configs):
-            with within(f"dtype_configs[{index}]"):
-                configs.append(as_dtype_config(dtype_config))
-                self._check_condition(configs[-1].where)
+        configs = _FIELDS["dtype_configs"].kind.check(dtype_configs, "dtype_configs")
+        for index, dtype_config in enumerate(configs):
+            if dtype_config.where is not None:
+                with within(f"dtype_configs[{index}]"):
+                    self._check_condition(dtype_config.where)
         self.dtype_configs = configs
         return self
 
@@ -253,8 +290,7 @@ root_module=torch.nn.Linear)
         >>> BackendPatternConfig(torch.nn.Linear).set_root_module(torch.nn.Linear).root_module
         <class 'torch.nn.modules.linear.Linear'>
         """
-        self.root_module = check_module_class(root_module, "root_module")
-        return self
+        return self._store("root_module", root_module)
 
     def set_qat_module(self, qat_module: type[torch.nn.Module] | None) -> BackendPatternConfig:
         """Set the module that quantization-aware training uses for this pattern.
@@ -262,8 +298,7 @@ root_module=torch.nn.Linear)
         >>> BackendPatternConfig(torch.nn.Linear).set_qat_module(None).qat_module is None
         True
         """
-        self.qat_module = check_module_class(qat_module, "qat_module")
-        return self
+        return self._store("qat_module", qat_module)
 
     def set_reference_quantized_module(
         self, reference_quantized_module: type[torch.nn.Module] | None
@@ -274,10 +309,7 @@ root_module=torch.nn.Linear)
         >>> linear.set_reference_quantized_module(None).reference_quantized_module is None
         True
         """
-        self.reference_quantized_module = check_module_class(
-            reference_quantized_module, "reference_quantized_module"
-        )
-        return self
+        return self._store("reference_quantized_module", reference_quantized_module)
 
     def set_fused_module(self, fused_module: type[torch.nn.Module] | None) -> BackendPatternConfig:
         """Set the module that this pattern is fused into.
@@ -287,8 +319,7 @@ root_module=torch.nn.Linear)
         >>> entry.fused_module.__name__
         'LinearReLU'
         """
-        self.fused_module = check_module_class(fused_module, "fused_module")
-        return self
+        return self._store("fused_module", fused_module)
 
     def set_fuser_method(self, fuser_method: Callable[..., Any] | None) -> BackendPatternConfig:
         """Set ``f(is_qat, *modules) -> module``; the modules stand in the order of the pattern.
@@ -302,8 +333,57 @@ root_module=torch.nn.Linear)
         >>> entry.fuser_method(False, torch.nn.Linear(2, 2), torch.nn.ReLU())[1]
         ReLU()
         """
-        self.fuser_method = check_callable(fuser_method, "fuser_method")
+        return self._store("fuser_method", fuser_method)
+
+    # -- what PyTorch marks as internal ----------------------------------------------------------
+
+    def _check_names(self) -> None:
+        """Raise ``SpecError`` when a getter chooses by a name that the pattern has not."""
+        root, extra = self._root_node_getter, self._extra_inputs_getter
+        if root is not None or extra is not None:
+            given = [("root_node_getter", root), ("extra_inputs_getter", extra)]
+            check_getters(self.pattern, given)
+
+    def _set_root_node_getter(
+        self, root_node_getter: Callable[..., Any] | str | None
+    ) -> BackendPatternConfig:
+        """``f(node pattern) -> node``: the node that carries the fused module.
+
+        For a ``GraphPattern``: its name, or ``f({name: node}) -> node``.
+        """
+        self._store("root_node_getter", root_node_getter)._check_names()
         return self
+
+    def _set_extra_inputs_getter(
+        self, extra_inputs_getter: Callable[..., Any] | Sequence[str] | None
+    ) -> BackendPatternConfig:
+        """``f(node pattern) -> list of nodes``: inputs of the fused module beyond the root's.
+
+        For a ``GraphPattern``: their names, or ``f({name: node}) -> list of nodes``.
+        """
+        self._store("extra_inputs_getter", extra_inputs_getter)._check_names()
+        return self
+
+    _set_num_tensor_args_to_observation_type = _setter(
+        "num_tensor_args_to_observation_type",
+        "The observation type by number of tensor arguments; it overrides the entry's own.",
+    )
+    _set_input_type_to_index = _setter(
+        "input_type_to_index",
+        'Positions of ``"weight"``, ``"bias"`` or ``"input"`` among the arguments of the call.',
+    )
+    _set_input_output_observed = _setter(
+        "input_output_observed",
+        "PyTorch 1.13; False makes ``observation_type`` ``INPUT_OUTPUT_NOT_OBSERVED``.",
+    )
+    _set_overwrite_output_fake_quantize = _setter(
+        "overwrite_output_fake_quantize",
+        "PyTorch 1.13; a factory whose product observes the output during training.",
+    )
+    _set_overwrite_output_observer = _setter(
+        "overwrite_output_observer",
+        "PyTorch 1.13; a factory whose product observes the output instead of the QConfig's.",
+    )
 
     # -- dicts -----------------------------------------------------------------------------------
 
@@ -323,18 +403,12 @@ root_module=torch.nn.Linear)
         """
         short, full = "reference_quantized_module", "reference_quantized_module_for_root"
         given = renamed(backend_pattern_config_dict, short, full)
-        check_keys(given, _KEYS, "BackendPatternConfig")
+        check_keys(given, (field.key for field in _FIELDS.values()), "BackendPatternConfig")
         given = legacy.upgrade(given, version)
         config = cls()
-        if "observation_type" in given:
-            config.set_observation_type(given["observation_type"])
-        config.set_dtype_configs(given.get("dtype_configs") or ())
-        for key, attribute in _OPTIONAL_FIELDS.items():
-            if given.get(key) is not None:
-                prefix, name = (
-                    ("_set_", attribute[1:]) if attribute[0] == "_" else ("set_", attribute)
-                )
-                getattr(config, prefix + name)(given[key])
+        for field in _FIELDS.values():
+            if given.get(field.key) is not None:
+                config.set_field(field.name, given[field.key])
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -343,17 +417,9 @@ root_module=torch.nn.Linear)
         >>> sorted(BackendPatternConfig(torch.add).to_dict())
         ['dtype_configs', 'observation_type', 'pattern']
         """
-        values: dict[str, Any] = {
-            "observation_type": self.observation_type,
-            "dtype_configs": [config.to_dict() for config in self.dtype_configs],
-        }
-        for key, attribute in _OPTIONAL_FIELDS.items():
-            value = getattr(self, attribute)
-            if key == "where" and value is not None:
-                values[key] = condition_data(value)
-            elif value is not None and value != {}:
-                values[key] = dict(value) if isinstance(value, dict) else value
-        return values
+        values: dict[str, Any] = {"observation_type": self.observation_type, "dtype_configs": []}
+        values |= {field.key: field.kind.to_data(value) for field, value in set_fields(self)}
+        return {**values, "observation_type": self.observation_type}
 
     # -- comparison and display ------------------------------------------------------------------
 
@@ -371,23 +437,30 @@ root_module=torch.nn.Linear)
             reversed_arguments,
             self.observation_type,
             self.dtype_configs,
-            *(getattr(self, a) for k, a in _OPTIONAL_FIELDS.items() if k not in _PATTERN_KEYS),
+            *(
+                getattr(self, f.attribute)
+                for f in _FIELDS.values()
+                if f.attribute not in _COMPARED_OTHERWISE
+            ),
         )
 
     def __repr__(self) -> str:
-        values = self.to_dict()
-        parts = []
-        if self.pattern is not None:
-            parts.append(spelled(values.pop("pattern")))
-        if values["observation_type"] is ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT:
-            del values["observation_type"]
-        values["dtype_configs"] = self.dtype_configs
-        for key, value in values.items():
-            if value == [] or key == "input_output_observed":
-                continue
-            text = spelled(value) if callable(value) or key in _PATTERN_KEYS else repr(value)
-            parts.append(f"{key}={text}")
-        return f"BackendPatternConfig({', '.join(parts)})"
+        texts = [] if self.pattern is None else [spelled(self.pattern)]
+        for field, value in set_fields(self):
+            if field.name not in ("pattern", "input_output_observed"):
+                texts.append(f"{field.key}={field.kind.source(value)}")
+        return f"BackendPatternConfig({', '.join(texts)})"
+
+
+_FIELDS = {field.name: field for field in declared(BackendPatternConfig)}
+
+
+_DEFAULTS = {field.attribute: field.default for field in _FIELDS.values()}
+_CONTAINERS = {n: type(value) for n, value in _DEFAULTS.items() if isinstance(value, (list, dict))}
+
+
+def _defaults() -> dict[str, Any]:
+    return _DEFAULTS | {name: container() for name, container in _CONTAINERS.items()}
 
 
 def _both_forms() -> SpecError:

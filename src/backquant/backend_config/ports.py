@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from backquant.backend_config.checks import check_callable, check_choice, check_keys, within
+from backquant.backend_config.checks import check_callable, within
+from backquant.backend_config.declared import Record
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.errors import SpecError
 
 Role: TypeAlias = Literal["activation", "weight", "bias", "float"]
 
-_ROLES = ("activation", "weight", "bias", "float")
 
-
-@dataclass(frozen=True)
-class Port:
+@dataclass(frozen=True, repr=False)
+class Port(Record):
     """One input, or the output, of a graph pattern.
 
     ``role``: ``activation``, ``weight`` or ``bias``: observed as such; ``float``: not observed.
@@ -27,11 +26,10 @@ class Port:
     """
 
     role: Role = "activation"
-    shares_with: str | None = None
+    shares_with: Annotated[str | None, "An earlier port whose observer this one uses."] = None
+    shown_bare: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        if self.role not in _ROLES:
-            check_choice(str(self.role), "role", _ROLES)
+    def _check(self) -> None:
         if self.shares_with is not None and self.role != "activation":
             raise SpecError(f"a {self.role} shares no observer", where="shares_with")
 
@@ -45,16 +43,11 @@ class Port:
         if isinstance(value, Port):
             return value
         if isinstance(value, Mapping):
-            check_keys(value, ("role", "shares_with"), "Port")
-            return cls(**{key: given for key, given in value.items() if given is not None})
+            return cls.from_dict({key: item for key, item in value.items() if item is not None})
         return cls(value)
 
     def __str__(self) -> str:
         return self.role if self.shares_with is None else f"shares with {self.shares_with}"
-
-    def __repr__(self) -> str:
-        shares = "" if self.shares_with is None else f", shares_with={self.shares_with!r}"
-        return f"Port({self.role!r}{shares})"
 
 
 @dataclass(frozen=True)

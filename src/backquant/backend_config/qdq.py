@@ -7,33 +7,16 @@ defaults are what ``torch.ao`` writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from backquant.backend_config.checks import check_bool, check_choice, check_keys, within
-from backquant.backend_config.leave_float import LeaveFloat, given_rules, rules_from
-from backquant.backend_config.naming import operator_name
-from backquant.backend_config.pattern import normal_form
-from backquant.errors import SpecError
-
-#: How the bias of a product is stored.
-BIASES = ("float", "int32")
-#: How a float addition of two activations is written.
-ADDITIONS = ("add", "sum")
-#: How attention that is quantized is written.
-ATTENTIONS = ("whole", "products")
-COLUMNS = ("columns", "lines", "integer_lines")
-#: The fields that name operators.
-OPERATOR_FIELDS = ("epilogues",)
-
-
-#: How the weights of an exported model are stored.
-WEIGHTS = ("integer", "quantized_float")
+from backquant.backend_config.declared import Record
+from backquant.backend_config.kinds import Operators
+from backquant.backend_config.leave_float import LeaveFloat
 
 
 @dataclass(frozen=True, repr=False)
-class QDQRules:
+class QDQRules(Record):
     """Rules about the quantize and dequantize nodes of reference models.
 
     1. ``dequantize_per_user``: every reader of a quantized value has a dequantize node of its own
@@ -70,82 +53,30 @@ class QDQRules:
       fix    one of 'integer', 'quantized_float'
     """
 
-    dequantize_per_user: bool = False
-    quantize_constants: bool = True
-    weights: str = "integer"
-    bias: str = "float"
-    leave_float: tuple[LeaveFloat, ...] = ()
-    epilogues: tuple[Any, ...] = ()
-    additions: str = "add"
-    attention: str = "whole"
-    columns: str = "columns"
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) is None:
-                raise SpecError(f"{field.name} cannot be None", where=field.name)
-        check_bool(self.dequantize_per_user, "dequantize_per_user")
-        check_bool(self.quantize_constants, "quantize_constants")
-        check_choice(self.weights, "weights", WEIGHTS)
-        check_choice(self.bias, "bias", BIASES)
-        check_choice(self.additions, "additions", ADDITIONS)
-        check_choice(self.attention, "attention", ATTENTIONS)
-        check_choice(self.columns, "columns", COLUMNS)
-        object.__setattr__(self, "leave_float", given_rules(self.leave_float))
-        for name in OPERATOR_FIELDS:
-            object.__setattr__(self, name, _operators(getattr(self, name), name))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The rules that differ from their defaults.
-
-        >>> QDQRules(quantize_constants=False).to_dict()
-        {'quantize_constants': False}
-        """
-        values: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                values[field.name] = list(value) if isinstance(value, tuple) else value
-        if self.leave_float:
-            values["leave_float"] = [rule.to_dict() for rule in self.leave_float]
-        return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> QDQRules:
-        """The inverse of ``to_dict``. Raises ``SpecError`` for an unknown key.
-
-        >>> QDQRules.from_dict({"quantize_constants": False}).quantize_constants
-        False
-        """
-        check_keys(values, [field.name for field in fields(cls)], "QDQRules")
-        rules = (
-            {"leave_float": rules_from(values["leave_float"])} if "leave_float" in values else {}
-        )
-        return cls(**{**values, **rules})
-
-    def __repr__(self) -> str:
-        parts = []
-        for name, value in self.to_dict().items():
-            if name == "leave_float":
-                parts.append(f"leave_float={self.leave_float!r}")
-            elif isinstance(value, list):
-                comma = "," if len(value) == 1 else ""
-                parts.append(f"{name}=({', '.join(map(operator_name, value))}{comma})")
-            else:
-                parts.append(f"{name}={value!r}")
-        return f"QDQRules({', '.join(parts)})"
-
-
-def _operators(given: Any, name: str) -> tuple[Any, ...]:
-    """``given`` as a tuple of single operators. Raises ``SpecError``."""
-    if not isinstance(given, (tuple, list)):
-        raise SpecError(
-            f"operators are named in a tuple, got {given!r}",
-            where=name,
-            fix=f"QDQRules({name}=(torch.add,))",
-        )
-    for index, operator in enumerate(given):
-        with within(f"{name}[{index}]"):
-            if normal_form(operator).size > 1:
-                raise SpecError("single operators are named here, not patterns")
-    return tuple(given)
+    dequantize_per_user: Annotated[
+        bool, "Every reader of a quantized value dequantizes it by itself."
+    ] = False
+    quantize_constants: Annotated[bool, "Values that depend on no input are quantized, too."] = True
+    weights: Annotated[
+        Literal["integer", "quantized_float"],
+        "How the weights of an exported model are stored.",
+    ] = "integer"
+    bias: Annotated[Literal["float", "int32"], "How the bias of a product is stored in ONNX."] = (
+        "float"
+    )
+    leave_float: Annotated[tuple[LeaveFloat, ...], "What stays float whatever is asked for."] = ()
+    epilogues: Annotated[
+        tuple[Any, ...],
+        Operators(),
+        "Operators computed in the kernel of the weighted operator before them.",
+    ] = ()
+    additions: Annotated[
+        Literal["add", "sum"], "How a float addition of two activations is written in ONNX."
+    ] = "add"
+    attention: Annotated[
+        Literal["whole", "products"], "How attention that is quantized is written."
+    ] = "whole"
+    columns: Annotated[
+        Literal["columns", "lines", "integer_lines"],
+        "How convolutions along a column of one pixel are written.",
+    ] = "columns"

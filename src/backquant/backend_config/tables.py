@@ -22,16 +22,12 @@ from rich.table import Table
 from rich.text import Text
 
 from backquant.backend_config.config import BackendConfig
-from backquant.backend_config.defaults import DEFAULT_ROLES
-from backquant.backend_config.describe import (
-    describe_default,
-    describe_dtype_config,
-    describe_entry,
-    mode_of,
-    operator_label,
-)
+from backquant.backend_config.declared import phrases, set_fields
+from backquant.backend_config.defaults import BackendDefaults, DefaultOverride
+from backquant.backend_config.describe import describe_dtype_config, describe_entry, mode_of
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.leave_float import LeaveFloat
+from backquant.backend_config.naming import operator_label
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.dtypes import Granularity
@@ -190,34 +186,21 @@ def default_lines(config: BackendConfig) -> list[str]:
     defaults = config.defaults
     if defaults is None:
         return []
-    lines = [
-        f"{role.replace('qat_', 'training, ')}: {describe_default(value)}"
-        for role in DEFAULT_ROLES
-        if (value := getattr(defaults, role)) is not None
-    ]
+    lines = _roles(defaults)
     for override in defaults.overrides:
-        names = ", ".join(operator_label(operator) for operator in override.operators)
-        values = [
-            f"{role.replace('qat_', 'training, ')}: {describe_default(value)}"
-            for role in DEFAULT_ROLES
-            if (value := getattr(override, role)) is not None
-        ]
+        names = ", ".join(map(operator_label, override.operators))
         where = " between float operators" if override.between_float_operators else ""
-        lines.append(f"{names}{where} – {'; '.join(values) or 'nothing of their own'}")
-    lines += map(_left_float, defaults.leave_float)
-    return lines
+        lines.append(f"{names}{where} – {'; '.join(_roles(override)) or 'nothing of their own'}")
+    return lines + list(map(_left_float, defaults.leave_float))
+
+
+def _roles(record: BackendDefaults | DefaultOverride) -> list[str]:
+    return [f"{role.replace('qat_', 'training, ')}: {v}" for role, v in record.roles().items()]
 
 
 def _left_float(rule: LeaveFloat) -> str:
-    places = [
-        f"{word} {', '.join(map(operator_label, operators))}"
-        for word, operators in (("after", rule.after), ("before", rule.before))
-        if operators
-    ]
-    places += ["with a mask or table"] if rule.with_table else []
-    places += ["unless between quantized operators"] if rule.unless_between_quantized else []
-    places += ["results that only float operators read"] if rule.results else []
-    return f"{', '.join(map(operator_label, rule.operators))} – float {', '.join(places)}"
+    operators = ", ".join(map(operator_label, rule.operators))
+    return f"{operators} – float {', '.join(phrases(rule))}"
 
 
 def qdq_lines(config: BackendConfig) -> list[str]:
@@ -229,11 +212,10 @@ def qdq_lines(config: BackendConfig) -> list[str]:
     """
     if config.qdq is None:
         return []
-    rules = config.qdq.to_dict()
-    rules.pop("leave_float", None)
     lines = [
-        f"{name}: {', '.join(map(operator_label, value)) if isinstance(value, list) else value}"
-        for name, value in rules.items()
+        f"{field.name}: {value if isinstance(value, str) else field.kind.words(value)}"
+        for field, value in set_fields(config.qdq)
+        if field.name != "leave_float"
     ]
     return lines + [f"leave_float: {_left_float(rule)}" for rule in config.qdq.leave_float]
 

@@ -10,32 +10,25 @@ from typing import Any
 
 from torch import nn
 
-from backquant.backend_config import ForwardFuser, GraphPattern, NormalPattern, ReversedFuser
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    ForwardFuser,
+    GraphPattern,
+    NormalPattern,
+    ReversedFuser,
+)
+from backquant.backend_config.declared import declared
 from backquant.errors import BackquantError, SpecError, UsageError
 
-#: Fields that PyTorch's forms have not, by a key that tells the form.
-_OWN_FIELDS = {
-    "BackendConfig": ("engine", "defaults", "qdq", "slower"),
-    "entry": ("ports", "where", "overwrite_output_fake_quantize", "overwrite_output_observer"),
-    "DTypeConfig": (
-        "bias_scale",
-        "rounding",
-        "table_entries",
-        "requantization",
-        "requantization_ratio",
-        "bias_step_upper_bound",
-        "tolerance",
-        "where",
-    ),
-    "DTypeWithConstraints": (
-        "symmetric",
-        "granularity",
-        "ch_axis",
-        "power_of_two_scale",
-        "scales",
-        "scale_range",
-        "scale_dtype",
-    ),
+#: The classes of the language, by the key that tells their dicts; PyTorch has some of their fields.
+_LANGUAGE = {
+    "BackendConfig": BackendConfig,
+    "entry": BackendPatternConfig,
+    "DTypeConfig": DTypeConfig,
+    "DTypeWithConstraints": DTypeWithConstraints,
 }
 _STANDALONE = ("standalone_module_name", "standalone_module_class")
 
@@ -178,7 +171,7 @@ class Translation:
         return result
 
     def _lose(self, values: dict[Any, Any], owner: str, place: str) -> None:
-        for name in _OWN_FIELDS[owner]:
+        for name in (one.key for one in declared(_LANGUAGE[owner]) if not one.in_torch):
             if name in values:
                 if name not in self.without and values[name] is not None:
                     self.lost.setdefault(name, f"{place}.{name}")

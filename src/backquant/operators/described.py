@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -76,10 +75,9 @@ def _configs(operator: Operator, configs: Sequence[DTypeConfig]) -> list[DTypeCo
     """Rule 3; a config that says something of scales itself stays as it is."""
     fixed = operator.fixed
     if fixed is None:
-        return copy.deepcopy(list(configs))
+        return [config.copy() for config in configs]
     return [
-        copy.deepcopy(config) if _says_scales(config) else constrain(config, fixed)
-        for config in configs
+        config.copy() if _says_scales(config) else constrain(config, fixed) for config in configs
     ]
 
 

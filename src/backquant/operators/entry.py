@@ -6,7 +6,6 @@ copies of their own to every entry.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ def admit(
     >>> e.pattern.__name__, e.dtype_configs[0].input_dtype
     ('ELU', torch.quint8)
     """
-    return [entry.set_dtype_configs(copy.deepcopy(list(dtype_configs))) for entry in entries]
+    return [entry.set_dtype_configs([c.copy() for c in dtype_configs]) for entry in entries]
 
 
 def observed(pattern: Any) -> BackendPatternConfig:

@@ -7,7 +7,6 @@ not measurements; other dtypes of the same entry stay unconstrained.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ def constrain(config: DTypeConfig, fixed: FixedQParams) -> DTypeConfig:
     >>> constrain(DTypeConfig(torch.qint8), ZERO_TO_ONE) == DTypeConfig(torch.qint8)
     True
     """
-    result = deepcopy(config)
+    result = config.copy()
     for activation in (result.input_dtype_with_constraints, result.output_dtype_with_constraints):
         if activation.dtype is not DTYPE:
             continue

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from backquant.backend_config.files.names import SpellingError
 from backquant.backend_config.files.scalars import (
-    dtype_from,
+    constant_from,
     number_data,
     number_from,
-    qscheme_from,
 )
 from backquant.dtypes import dtype_name
 
@@ -21,17 +20,17 @@ from backquant.dtypes import dtype_name
     "dtype", [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 )
 def test_every_dtype_of_torch(dtype):
-    assert dtype_from(dtype_name(dtype)) is dtype
-    assert dtype_from(f"torch.{dtype_name(dtype)}") is dtype
+    assert constant_from(dtype_name(dtype), torch.dtype) is dtype
+    assert constant_from(f"torch.{dtype_name(dtype)}", torch.dtype) is dtype
 
 
 def test_unknown_dtype_and_qscheme():
     with pytest.raises(SpellingError, match='did you mean "quint8"'):
-        dtype_from("qunit8")
+        constant_from("qunit8", torch.dtype)
     with pytest.raises(SpellingError, match='did you mean "per_tensor_affine"'):
-        qscheme_from("per_tensor_afine")
+        constant_from("per_tensor_afine", torch.qscheme)
     with pytest.raises(SpellingError, match="unknown dtype"):
-        dtype_from("add")
+        constant_from("add", torch.dtype)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

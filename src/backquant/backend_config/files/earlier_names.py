@@ -5,43 +5,44 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-from backquant.backend_config.defaults import EARLIER_NAMES as OF_OVERRIDES
+from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.declared import Declared, declared
 from backquant.backend_config.files.located import Located, Path, fail, field_name, plain
-from backquant.backend_config.leave_float import EARLIER_NAMES as OF_LEAVE_FLOAT
+from backquant.backend_config.kinds import Nested, Several
 
 __all__ = ["with_current_names"]
 
-_RULES = {
-    ("defaults", "overrides"): OF_OVERRIDES,
-    ("defaults", "leave_float"): OF_LEAVE_FLOAT,
-    ("qdq", "leave_float"): OF_LEAVE_FLOAT,
-}
 
-
-def with_current_names(tree: Located, file: str) -> Located:
+def with_current_names(
+    tree: Located, file: str, cls: type = BackendConfig, path: Path = ()
+) -> Located:
     """``tree``, sound in structure, with current names; warns of each earlier one, with file and line.
 
-    Raises ``SpecError`` (SpecFileError) where a rule has both names, and they differ.
+    Raises ``SpecError`` (SpecFileError) where a record has both names, and they differ.
     """
-    for (part, field), names in _RULES.items():
-        given = tree.value.get(part)
-        listed = (given.value or {}).get(field) if given is not None else None
-        rules = listed.value if listed is not None else []
-        for index, rule in enumerate(rules):
-            for earlier, name in names.items():
-                if earlier in rule.value:
-                    path = (part, field, index, earlier)
-                    rules[index] = _renamed(rule, name, path, file)
+    for field in declared(cls):
+        if field.earlier in tree.value:
+            tree = _renamed(tree, field, (*path, field.earlier), file)
+        below = tree.value.get(field.name)
+        if below is None or below.value is None:
+            continue
+        if isinstance(field.kind, Nested):
+            inside = with_current_names(below, file, field.kind.record, (*path, field.name))
+            tree.value[field.name] = inside
+        elif isinstance(field.kind, Several):
+            for index, item in enumerate(below.value):
+                place = (*path, field.name, index)
+                below.value[index] = with_current_names(item, file, field.kind.record, place)
     return tree
 
 
-def _renamed(rule: Located, name: str, path: Path, file: str) -> Located:
-    values, lines, earlier = dict(rule.value), dict(rule.key_lines), str(path[-1])
-    value, line = values.pop(earlier), lines.pop(earlier)
-    if name in values and plain(values[name]) != plain(value):
-        message = f"{earlier!r} and {name!r} are two names of one field, and differ"
-        raise fail(file, line, path, message, f"keep {name!r} only")
-    told = f"{file}:{line}: {field_name(path)} is called {name!r} now"
+def _renamed(record: Located, field: Declared, path: Path, file: str) -> Located:
+    values, lines = dict(record.value), dict(record.key_lines)
+    value, line = values.pop(field.earlier), lines.pop(field.earlier)
+    if field.name in values and plain(values[field.name]) != plain(value):
+        message = f"{field.earlier!r} and {field.name!r} are two names of one field, and differ"
+        raise fail(file, line, path, message, f"keep {field.name!r} only")
+    told = f"{file}:{line}: {field_name(path)} is called {field.name!r} now"
     warnings.warn(told, DeprecationWarning, stacklevel=2)
-    values, lines = {name: value, **values}, {name: line, **lines}
-    return replace(rule, value=values, key_lines=lines)
+    values, lines = {field.name: value, **values}, {field.name: line, **lines}
+    return replace(record, value=values, key_lines=lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, Tag
 from typing_extensions import TypeAliasType
@@ -26,7 +26,6 @@ __all__ = [
     "OperatorNames",
     "Pattern",
     "PatternOrName",
-    "PortEntry",
     "PortName",
     "is_operator_name",
 ]
@@ -93,7 +92,6 @@ class ConstantValue(Model):
     constant: ImportPath
 
 
-PortRole = Literal["activation", "weight", "bias", "float"]
 PortName = Annotated[str, StringConstraints(pattern=f"^{WORD}$")]
 GraphArgument = Annotated[
     Annotated[PortName, Tag("<text>")]
@@ -123,15 +121,6 @@ class NamedGraph(Model):
     name: str | None = Field(None, description="What reports call it.")
     inputs: list[PortName] = Field(description="Names of the values that it reads from outside.")
     nodes: list[NamedNode] = Field(min_length=1)
-
-
-class Port(Model):
-    """How one input, or the output, of a graph pattern is observed."""
-
-    role: PortRole | None = None
-    shares_with: PortName | None = Field(
-        None, description="An earlier port whose observer this one uses."
-    )
 
 
 Pattern = TypeAliasType(
@@ -179,10 +168,6 @@ PatternOrName = TypeAliasType(
 )
 
 
-PortEntry = Annotated[
-    Annotated[PortRole, Tag("<text>")] | Annotated[Port, Tag("<mapping>")],
-    union(kind_of, "a role (activation, weight, bias, float), or {role: …, shares_with: …}"),
-]
 ExtraInputs = Annotated[
     Annotated[ImportPath, Tag("<text>")] | Annotated[list[PortName], Tag("<list>")],
     union(kind_of, "names of inputs, or the import path of a function"),

@@ -14,29 +14,22 @@ from typing import Any, TypeVar
 
 from backquant.backend_config.conditions import check_names
 from backquant.backend_config.config import BackendConfig
-from backquant.backend_config.defaults import BackendDefaults
+from backquant.backend_config.declared import declared
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.files.conditions import condition_at
-from backquant.backend_config.files.dtype_values import at_path, dtype_config_from
-from backquant.backend_config.files.kinds import is_operator
-from backquant.backend_config.files.known_slower import known_slower_at
+from backquant.backend_config.files.forms import at_path, read, read_record
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.names import Resolver, SpellingError
-from backquant.backend_config.files.pattern_models import is_operator_name
 from backquant.backend_config.files.problems import MOST_TOLD, Problem, SpecFileError, suggestion
-from backquant.backend_config.files.scalars import dtype_from, number_from, qscheme_from
-from backquant.backend_config.files.spelling import callable_from, pattern_data, pattern_from
+from backquant.backend_config.files.spelling import pattern_data, pattern_from
 from backquant.backend_config.files.written import (
     Spot,
     Written,
     config_paths,
     named_in_configs,
 )
-from backquant.backend_config.known_slower import KnownSlower
-from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
 from backquant.backend_config.records import operator_records
 from backquant.errors import SpecError, did_you_mean, quoted
 
@@ -44,18 +37,11 @@ __all__ = ["Base", "build"]
 
 Value = TypeVar("Value")
 
-_CALLABLES = {
-    "fuser_method": "set_fuser_method",
-    "root_node_getter": "_set_root_node_getter",
-    "extra_inputs_getter": "_set_extra_inputs_getter",
-    "overwrite_output_fake_quantize": "_set_overwrite_output_fake_quantize",
-    "overwrite_output_observer": "_set_overwrite_output_observer",
-}
 # Fields that refer to the spelling of the pattern: its order, its form, its names.
 _RESPELL = frozenset({"fuser_method", "ports", "root_node_getter", "extra_inputs_getter"})
 _SUBJECTS = ("pattern", "patterns", "operators")
 _OF_RECORDS = (*_SUBJECTS, "dtype_configs")
-_MODULES = ("root_module", "qat_module", "reference_quantized_module", "fused_module")
+_ENTRY = {field.name: field for field in declared(BackendPatternConfig)}
 
 
 class Base:
@@ -109,7 +95,8 @@ class _Builder:
             self.entries = {p: _copy(entry) for p, entry in self.base.config.entries.items()}
             self.places = dict(self.base.places)
         for name, data in self.data.get("dtype_configs", {}).items():
-            named = self.attempt(("dtype_configs", name), dtype_config_from, data)
+            place: Path = ("dtype_configs", name)
+            named = self.attempt(place, read_record, DTypeConfig, data, self.resolver)
             self.named[name] = named if named is not None else DTypeConfig()
         self.remove()
         seen: dict[NormalPattern, int] = {}
@@ -126,22 +113,18 @@ class _Builder:
         return Base(config or BackendConfig(), self.places, Spot(self.file, self.tree, ()))
 
     def head(self) -> BackendConfig:
+        """The fields of the backend itself: those of the file, else those that it inherits."""
         config = BackendConfig(self.data["name"])
         inherited = self.base.config if self.base else config
-        config.set_engine(self.data.get("engine", inherited.engine))
-        config.set_defaults(inherited.defaults)
-        if "defaults" in self.data:
-            data = self.data["defaults"]
-            config.set_defaults(
-                None if data is None else self.attempt(("defaults",), self.defaults, data)
-            )
-        config.set_qdq(inherited.qdq)
-        if "qdq" in self.data:
-            data = self.data["qdq"]
-            config.set_qdq(None if data is None else self.attempt(("qdq",), self.qdq, data))
-        config.set_slower(inherited.slower)
-        if "slower" in self.data:
-            config.set_slower(self.attempt(("slower",), self.slower, self.data["slower"]) or ())
+        for field in declared(BackendConfig):
+            if field.name == "name":
+                continue
+            value = getattr(inherited, field.name)
+            if field.name in self.data:
+                data = self.data[field.name]
+                place = (field.name,)
+                value = data and self.attempt(place, read, field.kind, data, self.resolver)
+            config.set_field(field.name, value)
         return config
 
     def problem(self, path: Path, message: str, fix: str = "") -> None:
@@ -164,56 +147,6 @@ class _Builder:
             named = named_in_configs(self.tree, path, error.where)
             self.problem(named or path, error.what, error.fix)
         return None
-
-    # -- dtype configs and defaults --------------------------------------------------------------
-
-    def defaults(self, data: dict[str, Any]) -> BackendDefaults:
-        return BackendDefaults.from_dict(self.defaults_values(data))
-
-    def defaults_values(self, data: dict[str, Any]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name, value in data.items():
-            if name in ("operators", "after", "before"):
-                values[name] = [
-                    pattern
-                    for index, item in enumerate(value)
-                    for pattern in at_path((name, index), self.rule_patterns, item)
-                ]
-            elif name in ("overrides", "leave_float"):
-                values[name] = [
-                    at_path((name, index), self.defaults_values, item)
-                    for index, item in enumerate(value)
-                ]
-            elif isinstance(value, dict):
-                values[name] = at_path((name,), self.defaults_values, value)
-            elif name == "observer" and "." in value:
-                values[name] = at_path((name,), self.resolver.resolve, value)
-            elif value is not None:
-                values[name] = at_path((name,), _DEFAULT_FIELDS.get(name, _same), value)
-        return values
-
-    def rule_patterns(self, data: Any) -> tuple[Any, ...]:
-        """The pattern that a rule lists, or every spelling of the operator that it names."""
-        if is_operator_name(data):
-            found: tuple[Any, ...] = operator_records().spellings(data)
-            return found
-        return (pattern_from(data, self.resolver)[0],)
-
-    def qdq(self, data: dict[str, Any]) -> QDQRules:
-        values = {name: value for name, value in data.items() if value is not None}
-        for name in OPERATOR_FIELDS:
-            values[name] = tuple(
-                at_path((name, index), pattern_from, item, self.resolver)[0]
-                for index, item in enumerate(values.get(name, []))
-            )
-        values["leave_float"] = [
-            at_path(("leave_float", index), self.defaults_values, item)
-            for index, item in enumerate(values.get("leave_float", []))
-        ]
-        return QDQRules.from_dict(values)
-
-    def slower(self, data: list[dict[str, Any]]) -> list[KnownSlower]:
-        return [at_path((index,), known_slower_at, item) for index, item in enumerate(data)]
 
     # -- patterns --------------------------------------------------------------------------------
 
@@ -331,61 +264,28 @@ class _Builder:
             kept = config.dtype_configs if field == "add_dtype_configs" else []
             config.set_dtype_configs([*kept, *configs])
         elif field == "where":
-            config.set_where(condition_at(value, lambda found: check_names(found, config)))
-        elif field in _MODULES:
-            module = None if value is None else self.resolver.resolve(value)
-            getattr(config, f"set_{field}")(module)
-        elif field in _CALLABLES:
-            function = None if value is None else callable_from(value, self.resolver)
-            if is_operator(function):
-                raise SpellingError(f"{value} is an operator of tensors, which is no {field}")
-            getattr(config, _CALLABLES[field])(function)
+            config.set_where(condition_at(value, lambda where: check_names(where, config)))
+        elif value is None:
+            config.set_field(field, None)
         else:
-            _set_data_field(config, field, value)
+            config.set_field(field, read(_ENTRY[field].kind, value, self.resolver))
 
     def dtype_config_at(self, reference: Any) -> DTypeConfig:
         if not isinstance(reference, str):
-            return dtype_config_from(reference)
+            return read_record(DTypeConfig, reference, self.resolver)
         if reference not in self.named:
             raise SpellingError(
                 f"no dtype config is called {quoted(reference)} in this file",
                 suggestion(reference, self.named),
             )
-        return copy.deepcopy(self.named[reference])
-
-
-def _set_data_field(config: BackendPatternConfig, field: str, value: Any) -> None:
-    if field == "observation_type":
-        default = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
-        config.set_observation_type(default if value is None else ObservationType[value])
-    elif field == "num_tensor_args_to_observation_type":
-        counts = {int(count): ObservationType[name] for count, name in (value or {}).items()}
-        config._set_num_tensor_args_to_observation_type(counts)
-    elif field == "input_type_to_index":
-        config._set_input_type_to_index(value or {})
-    elif field == "ports":
-        config.set_ports(value or {})
-    else:
-        config._set_input_output_observed(value)
+        return self.named[reference].copy()
 
 
 def _copy(entry: BackendPatternConfig) -> BackendPatternConfig:
     """An entry of its own, so that the extended backend does not change."""
     new = copy.copy(entry)
-    new.dtype_configs = copy.deepcopy(entry.dtype_configs)
-    new._num_tensor_args_to_observation_type = dict(entry._num_tensor_args_to_observation_type)
-    new._input_type_to_index = dict(entry._input_type_to_index)
-    new.ports = dict(entry.ports)
+    for name, value in vars(entry).items():
+        if isinstance(value, dict):
+            setattr(new, name, dict(value))
+    new.dtype_configs = [config.copy() for config in entry.dtype_configs]
     return new
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-_DEFAULT_FIELDS: dict[str, Callable[[Any], Any]] = {
-    "dtype": dtype_from,
-    "qscheme": qscheme_from,
-    "eps": number_from,
-    "averaging_constant": number_from,
-}

@@ -13,36 +13,22 @@ from backquant.backend_config.numbers import number_text
 from backquant.errors import quoted
 
 
-def dtype_from(text: str) -> torch.dtype:
-    """The dtype of that name, with or without the prefix. Raises SpellingError.
+def constant_from(text: str, kind: Any) -> Any:
+    """The dtype, or the qscheme, of that name, with or without the prefix. Raises SpellingError.
 
-    >>> dtype_from("quint8"), dtype_from("torch.float")
+    >>> constant_from("quint8", torch.dtype), constant_from("torch.float", torch.dtype)
     (torch.quint8, torch.float32)
-    >>> dtype_from("qint9")  # doctest: +IGNORE_EXCEPTION_DETAIL
+    >>> constant_from("qint9", torch.dtype)  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
     SpellingError: unknown dtype "qint9"; did you mean "qint8"?
     """
-    found: torch.dtype = _constant(text, torch.dtype, "dtype")
-    return found
-
-
-def qscheme_from(text: str) -> torch.qscheme:
-    """The qscheme of that name, with or without the prefix. Raises SpellingError.
-
-    >>> qscheme_from("per_channel_symmetric")
-    torch.per_channel_symmetric
-    """
-    found: torch.qscheme = _constant(text, torch.qscheme, "qscheme")
-    return found
-
-
-def _constant(text: str, kind: Any, what: str) -> Any:
     name = text.removeprefix("torch.")
     value = getattr(torch, name, None)
     if isinstance(value, kind):
         return value
     known = [word for word, item in vars(torch).items() if isinstance(item, kind)]
-    raise SpellingError(f"unknown {what} {quoted(text)}", suggestion(name, sorted(known)))
+    message = f"unknown {kind.__name__} {quoted(text)}"
+    raise SpellingError(message, suggestion(name, sorted(known)))
 
 
 def number_data(value: Any) -> Any:

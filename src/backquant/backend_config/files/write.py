@@ -8,34 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
-import torch
-
-from backquant.backend_config.conditions import condition_data
 from backquant.backend_config.config import BackendConfig
-from backquant.backend_config.defaults import BackendDefaults
+from backquant.backend_config.declared import set_fields
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.files.forms import write, write_record
 from backquant.backend_config.files.models import SCHEMA_VERSION
-from backquant.backend_config.files.names import SpellingError, path_of
-from backquant.backend_config.files.scalars import number_data
-from backquant.backend_config.files.spelling import callable_data, pattern_data
-from backquant.backend_config.observation import ObservationType
+from backquant.backend_config.files.names import SpellingError
+from backquant.backend_config.files.spelling import pattern_data
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.ports import Port
-from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
 from backquant.dtypes import dtype_name, integer_range
 from backquant.errors import SpecError
-
-_MODULES = ("root_module", "qat_module", "reference_quantized_module", "fused_module")
-_CALLABLES = {
-    "fuser_method": "fuser_method",
-    "root_node_getter": "_root_node_getter",
-    "extra_inputs_getter": "_extra_inputs_getter",
-    "overwrite_output_fake_quantize": "_overwrite_output_fake_quantize",
-    "overwrite_output_observer": "_overwrite_output_observer",
-}
 
 
 def to_data(config: BackendConfig) -> dict[str, Any]:
@@ -44,6 +28,7 @@ def to_data(config: BackendConfig) -> dict[str, Any]:
     Raises ``SpecError`` naming the entry and the field that holds something without an import path
     (a lambda, a closure), or a number that is not finite.
 
+    >>> import torch
     >>> from backquant.backend_config import DTypeConfig
     >>> static = DTypeConfig(torch.quint8, torch.quint8)
     >>> entry = BackendPatternConfig(torch.add).add_dtype_config(static)
@@ -56,14 +41,8 @@ def to_data(config: BackendConfig) -> dict[str, Any]:
         place = f"configs[{index}] {entry.normal_pattern}"
         entries.append(_entry(entry, names, place))
     data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "name": config.name}
-    if config.engine is not None:
-        data["engine"] = config.engine
-    if config.defaults is not None:
-        data["defaults"] = _named(lambda: _defaults(config.defaults), "defaults")
-    if config.qdq is not None:
-        data["qdq"] = _named(lambda: _qdq(config.qdq), "qdq")
-    if config.slower:
-        data["slower"] = [_slower(record.to_dict()) for record in config.slower]
+    for field, value in set_fields(config):
+        data[field.name] = _named(lambda f=field, v=value: write(f.kind, v), field.name)  # type: ignore[misc]
     if names.by_name:
         data["dtype_configs"] = names.by_name
     data["entries"] = _grouped(entries)
@@ -78,7 +57,7 @@ class _Names:
         self._by_content: dict[str, str] = {}
 
     def name(self, config: DTypeConfig) -> str:
-        data = _dtype_config(config)
+        data = write_record(config)
         content = json.dumps(data)
         if content not in self._by_content:
             base = name = _descriptive_name(config)
@@ -114,119 +93,22 @@ def _fixed_range(given: DTypeWithConstraints) -> list[str]:
     return ["from", f"{low:g}", "to", f"{high:g}"]
 
 
-def _dtype_config(config: DTypeConfig) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for role in ("input_dtype", "output_dtype", "weight_dtype"):
-        constrained = getattr(config, f"{role}_with_constraints")
-        if constrained != DTypeWithConstraints():
-            data[role] = _constraints(constrained)
-    if config.bias_dtype is not None:
-        data["bias_dtype"] = dtype_name(config.bias_dtype)
-    for name in ("is_dynamic", "bias_scale", "rounding", "requantization", "table_entries"):
-        if getattr(config, name) is not None:
-            data[name] = getattr(config, name)
-    if config.tolerance is not None:
-        data["tolerance"] = config.tolerance.to_dict()
-    if config.requantization_ratio is not None:
-        data["requantization_ratio"] = _scalar(config.requantization_ratio)
-    if config.bias_step_upper_bound is not None:
-        data["bias_step_upper_bound"] = _scalar(config.bias_step_upper_bound)
-    if config.where is not None:
-        data["where"] = condition_data(config.where)
-    return data
-
-
-def _constraints(constrained: DTypeWithConstraints) -> Any:
-    given = {field.name: getattr(constrained, field.name) for field in fields(constrained)}
-    data = {name: _scalar(value) for name, value in given.items() if value is not None}
-    return data["dtype"] if list(data) == ["dtype"] else data
-
-
-def _scalar(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return dtype_name(value)
-    if isinstance(value, torch.qscheme):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, type):
-        return path_of(value)
-    if isinstance(value, tuple):
-        return [None if one is None else number_data(one) for one in value]
-    return number_data(value)
-
-
-def _defaults(defaults: BackendDefaults | None) -> Any:
-    assert defaults is not None  # the caller asked
-    return _defaults_data(defaults.to_dict())
-
-
-def _qdq(rules: QDQRules | None) -> Any:
-    assert rules is not None  # the caller asked
-    data = rules.to_dict()
-    for name in OPERATOR_FIELDS:
-        if name in data:
-            data[name] = [pattern_data(operator) for operator in data[name]]
-    if "leave_float" in data:
-        data["leave_float"] = [_defaults_data(rule) for rule in data["leave_float"]]
-    return data
-
-
-def _slower(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, **{name: number_data(data[name]) for name in ("integer_us", "float_us")}}
-
-
-def _defaults_data(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return _scalar(value)
-    data = {}
-    for name, item in value.items():
-        if name in ("operators", "after", "before"):
-            data[name] = [pattern_data(operator) for operator in item]
-        elif name in ("overrides", "leave_float"):
-            data[name] = [_defaults_data(override) for override in item]
-        else:
-            data[name] = _defaults_data(item)
-    return data
-
-
 def _entry(entry: BackendPatternConfig, names: _Names, place: str) -> dict[str, Any]:
     reversed_form = entry.pattern is None
     pattern = entry._pattern_complex_format if reversed_form else entry.pattern
     data: dict[str, Any] = {
         "pattern": _named(lambda: pattern_data(pattern, reversed_form), f"{place}: pattern")
     }
-    if entry.observation_type is not ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT:
-        data["observation_type"] = entry.observation_type.name
-    counts = entry._num_tensor_args_to_observation_type
-    if counts:
-        data["num_tensor_args_to_observation_type"] = {
-            count: kind.name for count, kind in counts.items()
-        }
-    if entry._input_output_observed is not None:
-        data["input_output_observed"] = entry._input_output_observed
-    if entry.dtype_configs:
-        data["dtype_configs"] = [
-            _named(lambda c=config: names.name(c), f"{place}: dtype_configs[{index}]")  # type: ignore[misc]
-            for index, config in enumerate(entry.dtype_configs)
-        ]
-    if entry._input_type_to_index:
-        data["input_type_to_index"] = dict(entry._input_type_to_index)
-    if entry.where is not None:
-        data["where"] = condition_data(entry.where)
-    if entry.ports:
-        data["ports"] = {name: _port(port) for name, port in entry.ports.items()}
-    _add_names(data, entry, place)
+    for field, value in set_fields(entry):
+        at = f"{place}: {field.name}"
+        if field.name == "dtype_configs":
+            data[field.name] = [
+                _named(lambda c=config: names.name(c), f"{at}[{index}]")  # type: ignore[misc]
+                for index, config in enumerate(value)
+            ]
+        elif field.name not in ("pattern", "pattern_complex_format"):
+            data[field.name] = _named(lambda f=field, v=value: write(f.kind, v), at)  # type: ignore[misc]
     return data
-
-
-def _port(port: Port) -> Any:
-    return port.role if port.shares_with is None else {"shares_with": port.shares_with}
-
-
-def _add_names(data: dict[str, Any], entry: BackendPatternConfig, place: str) -> None:
-    for field, attribute in {**dict(zip(_MODULES, _MODULES, strict=True)), **_CALLABLES}.items():
-        value = getattr(entry, attribute)
-        if value is not None:
-            data[field] = _named(lambda v=value: callable_data(v), f"{place}: {field}")  # type: ignore[misc]
 
 
 def _named(make: Callable[[], Any], place: str) -> Any:

@@ -1,0 +1,215 @@
+"""Fields declared once. A class that describes hardware says of each field, in one annotation, all there is.
+
+The annotation of a field is its type, from which its kind follows (``kinds``), and in ``Annotated`` what else
+is to say: a text for people (the schema, the docs), a ``Phrase`` for descriptions, its ``Key`` in dicts, an
+``Earlier`` name, ``OURS`` if PyTorch's class has no such field. From it follow the checks, dicts and ``repr``
+here; files and their schema, differences, tables and the conversion to PyTorch's classes elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, MISSING, dataclass
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+
+from typing_extensions import Self
+
+from backquant.backend_config.checks import check_keys
+from backquant.backend_config.kinds import Kind, kind_of
+from backquant.errors import SpecError
+
+#: In ``Annotated``: PyTorch's class has no such field.
+OURS = "<ours>"
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """How a description says a value: ``{}`` stands for it in words. ``otherwise``: of a False flag."""
+
+    text: str
+    otherwise: str = ""
+
+    def of(self, field: Declared, value: Any) -> str:
+        """The value in words; empty where there is nothing to say."""
+        if isinstance(value, bool):
+            return self.text if value else self.otherwise
+        return self.text.format(field.kind.words(value), value=value)
+
+
+@dataclass(frozen=True)
+class Key:
+    """The name of a field in dicts, where it is another one there."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The name that a field had in earlier versions: still taken, with a ``DeprecationWarning``."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A field: its name in Python and in files, where its value is (``attribute``), its name in dicts."""
+
+    name: str
+    attribute: str
+    key: str
+    kind: Kind
+    default: Any
+    words: str
+    phrase: Phrase | None
+    earlier: str
+    in_torch: bool
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no value without one being set."""
+        return self.default is MISSING
+
+    def is_set(self, value: Any) -> bool:
+        """Whether a value says something: it is not the default."""
+        return bool(value is not self.default and value != self.default)
+
+
+_KNOWN: dict[type, tuple[Declared, ...]] = {}
+
+
+def declared(cls: type) -> tuple[Declared, ...]:
+    """The fields that a class declares, in order.
+
+    >>> from backquant.backend_config import QDQRules
+    >>> declared(QDQRules)[0].name, declared(QDQRules)[0].default
+    ('dequantize_per_user', False)
+    """
+    known = _KNOWN.get(cls)
+    if known is None:
+        known = _KNOWN[cls] = tuple(_declarations(cls))
+    return known
+
+
+def _declarations(cls: type) -> Iterator[Declared]:
+    fields = getattr(cls, "__dataclass_fields__", {})
+    for attribute, full in get_type_hints(cls, include_extras=True).items():
+        is_field = get_origin(full) is not ClassVar and full is not KW_ONLY
+        if not is_field or (attribute in fields and not fields[attribute].init):
+            continue
+        hint, *said = get_args(full) if get_origin(full) is Annotated else (full,)
+        name = attribute.removeprefix("_")
+        kind = next((one for one in said if isinstance(one, Kind)), None) or kind_of(hint)
+        yield Declared(
+            name=name,
+            attribute=getattr(kind, "stored", "{}").format(attribute),
+            key=next((one.name for one in said if isinstance(one, Key)), name),
+            kind=kind,
+            default=_default(cls, attribute, kind),
+            words=next((one for one in said if isinstance(one, str) and one != OURS), ""),
+            phrase=next((one for one in said if isinstance(one, Phrase)), None),
+            earlier=next((one.name for one in said if isinstance(one, Earlier)), ""),
+            in_torch=OURS not in said,
+        )
+
+
+def _default(cls: type, attribute: str, kind: Kind) -> Any:
+    if kind.default is not None:
+        return kind.default
+    field = getattr(cls, "__dataclass_fields__", {}).get(attribute)
+    return getattr(cls, attribute, None) if field is None else field.default
+
+
+class Record:
+    """A dataclass of declared fields: checked when it is made, with dicts and a ``repr`` of what is set.
+
+    ``shown_bare``: how many fields stand without their names in the ``repr``.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    shown_bare: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        values = self.__dict__
+        for field in _KNOWN.get(type(self)) or declared(type(self)):
+            value = values[field.attribute]
+            if value is field.default:
+                continue
+            if value is None:
+                self._refuse_none(field)
+            checked = field.kind.check(value, field.name)
+            if checked is not value:
+                values[field.attribute] = checked
+        self._check()
+
+    def _refuse_none(self, field: Declared) -> None:
+        name = type(self).__name__
+        if field.required:
+            raise SpecError(f"a {name} names its {field.name}", where=field.name)
+        raise SpecError(f"{field.name} cannot be None", where=field.name)
+
+    def _check(self) -> None:
+        """Raise ``SpecError`` where fields contradict one another."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_dict``; every key that has a default may be left out.
+
+        Raises ``SpecError`` (a ``ValueError``) with the place for an unknown key or a wrong value.
+
+        >>> from backquant.backend_config import QDQRules
+        >>> QDQRules.from_dict({"quantize_constants": False})
+        QDQRules(quantize_constants=False)
+        """
+        fields = declared(cls)
+        names = {field.key: field.name for field in fields}
+        names |= {field.earlier: field.earlier for field in fields if field.earlier}
+        check_keys(values, names, cls.__name__)
+        required: dict[str, Any] = {field.name: None for field in fields if field.required}
+        return cls(**required | {names[key]: value for key, value in values.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are not at their default, by their keys; records as dicts.
+
+        >>> from backquant.backend_config import QDQRules
+        >>> QDQRules(quantize_constants=False).to_dict()
+        {'quantize_constants': False}
+        """
+        return {field.key: field.kind.to_data(value) for field, value in set_fields(self)}
+
+    def __repr__(self) -> str:
+        bare = {field.name for field in declared(type(self))[: self.shown_bare]}
+        texts = [
+            field.kind.source(value)
+            if field.name in bare
+            else f"{field.name}={field.kind.source(value)}"
+            for field, value in fields_of(self)
+            if field.name in bare or field.is_set(value)
+        ]
+        return f"{type(self).__name__}({', '.join(texts)})"
+
+
+def fields_of(described: Any) -> Iterator[tuple[Declared, Any]]:
+    """Every declared field of an object, with its value."""
+    for field in declared(type(described)):
+        yield field, getattr(described, field.attribute)
+
+
+def set_fields(described: Any) -> Iterator[tuple[Declared, Any]]:
+    """The fields of an object that are not at their default, with their values.
+
+    >>> from backquant.backend_config import QDQRules
+    >>> [(field.name, value) for field, value in set_fields(QDQRules(additions="sum"))]
+    [('additions', 'sum')]
+    """
+    return ((field, value) for field, value in fields_of(described) if field.is_set(value))
+
+
+def phrases(described: Any) -> list[str]:
+    """What an object says by its fields that have a phrase, in their order.
+
+    >>> from backquant.backend_config import DTypeConfig
+    >>> phrases(DTypeConfig(is_dynamic=True, rounding="half_up"))
+    ['dynamic', 'rounded half up']
+    """
+    said = [f.phrase.of(f, value) for f, value in set_fields(described) if f.phrase is not None]
+    return [text for text in said if text]
