@@ -31,6 +31,9 @@ OURS = [
     "x86_lowbit",
     "litert",
     "compressed_tensors",
+    "gptq",
+    "awq",
+    "mlx",
 ]
 BUILT_IN = [*OF_PYTORCH, *OURS]
 

@@ -26,6 +26,9 @@ OURS = (
     "x86_lowbit",
     "litert",
     "compressed_tensors",
+    "gptq",
+    "awq",
+    "mlx",
 )  # PyTorch has no getters
 ENGINES = ("fbgemm", "x86", "qnnpack", "onednn")
 OBSERVERS = {

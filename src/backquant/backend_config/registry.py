@@ -37,6 +37,9 @@ _BUILT_IN = (
     "x86_lowbit",
     "litert",
     "compressed_tensors",
+    "gptq",
+    "awq",
+    "mlx",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")
 

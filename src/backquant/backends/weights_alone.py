@@ -24,7 +24,7 @@ from backquant.dtypes.tokens import INT4
 
 BY_ROW = DTypeWithConstraints(torch.int8, symmetric=True, granularity="per_channel", ch_axis=0)
 _FLOAT = QuantDefault("placeholder", dtype=torch.float)
-_WEIGHT = QuantDefault(
+WEIGHT = QuantDefault(
     "block_minmax",
     dtype=INT4,
     qscheme=torch.per_channel_symmetric,
@@ -73,7 +73,7 @@ def _weights(
 def described(
     name: str,
     entries: Sequence[BackendPatternConfig],
-    weight: QuantDefault = _WEIGHT,
+    weight: QuantDefault = WEIGHT,
 ) -> BackendConfig:
     """A description without an engine, whose default is weights in groups.
 

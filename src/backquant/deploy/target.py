@@ -43,6 +43,9 @@ _BUILT_IN = {
     "pt2e": "backquant.deploy.pt2e:TARGET",
     "litert": "backquant.deploy.litert:TARGET",
     "compressed-tensors": "backquant.deploy.checkpoints.target:COMPRESSED_TENSORS",
+    "gptq": "backquant.deploy.checkpoints.target:GPTQ",
+    "awq": "backquant.deploy.checkpoints.target:AWQ",
+    "mlx": "backquant.deploy.checkpoints.target:MLX",
 }
 
 

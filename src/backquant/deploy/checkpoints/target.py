@@ -13,7 +13,7 @@ from backquant.deploy.target import Requirement
 from backquant.errors import UsageError
 from backquant.match.plan import Reason
 
-__all__ = ["COMPRESSED_TENSORS", "SOURCE", "CheckpointTarget"]
+__all__ = ["AWQ", "COMPRESSED_TENSORS", "GPTQ", "MLX", "SOURCE", "CheckpointTarget"]
 
 #: The option that names the Hugging Face folder of the float model.
 SOURCE = "source"
@@ -53,3 +53,6 @@ class CheckpointTarget:
 
 
 COMPRESSED_TENSORS = CheckpointTarget("compressed-tensors", "compressed_tensors")
+GPTQ = CheckpointTarget("gptq", "gptq")
+AWQ = CheckpointTarget("awq", "awq")
+MLX = CheckpointTarget("mlx", "mlx")

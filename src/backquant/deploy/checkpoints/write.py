@@ -79,6 +79,7 @@ def write_checkpoint(
     place in the source, the disk has no room, or the folder cannot be written.
     """
     check_folder(place, overwrite)
+    told_by = {form.key: form.config(contents.schemes, contents.left)}
     layouts = {
         file: dict(_laid_out(source, contents, form, names))
         for file, names in source.shards.items()
@@ -95,7 +96,7 @@ def write_checkpoint(
                     pieces = _counted(pieces, told, total, progress)
                 write_stream(work / file, layouts[file], pieces)
             told += len(names)
-        _finish(work, source, layouts, {form.key: form.config(contents.schemes, contents.left)})
+        _finish(work, source, layouts, told_by)
         return _published(work, place)
     except OSError as error:
         raise ExportError(
