@@ -34,6 +34,7 @@ OURS = [
     "gptq",
     "awq",
     "mlx",
+    "gguf",
 ]
 BUILT_IN = [*OF_PYTORCH, *OURS]
 

@@ -29,6 +29,7 @@ OURS = (
     "gptq",
     "awq",
     "mlx",
+    "gguf",
 )  # PyTorch has no getters
 ENGINES = ("fbgemm", "x86", "qnnpack", "onednn")
 OBSERVERS = {

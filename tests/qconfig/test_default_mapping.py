@@ -79,7 +79,15 @@ def test_a_backend_is_a_name_a_file_or_a_description(tmp_path: Path) -> None:
 
 
 #: There is no fake quantize for 8-bit floats, nor for groups.
-WITHOUT_TRAINING = ("tensorrt_fp8", "x86_lowbit", "compressed_tensors", "gptq", "awq", "mlx")
+WITHOUT_TRAINING = (
+    "tensorrt_fp8",
+    "x86_lowbit",
+    "compressed_tensors",
+    "gptq",
+    "awq",
+    "mlx",
+    "gguf",
+)
 
 
 @pytest.mark.parametrize("backend", list_backends())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,28 +14,33 @@ from typing import Any
 
 from torch import nn
 
-from backquant.backend_config import get_backend_config
+from backquant.api.one_call import quantize
+from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.calibrate.progress import ProgressBar
 from backquant.deploy.checkpoints.formats import FORMATS, find_format
+from backquant.deploy.checkpoints.gguf import write_gguf
 from backquant.deploy.checkpoints.hub_folder import HubFolder
-from backquant.deploy.checkpoints.layer import Activation, Scheme
+from backquant.deploy.checkpoints.layer import Activation, Scheme, layer_of, quantized_layers
 from backquant.deploy.checkpoints.of_model import contents_of
 from backquant.deploy.checkpoints.read import QuantizedCheckpoint, open_checkpoint
 from backquant.deploy.checkpoints.target import SOURCE, CheckpointTarget
 from backquant.deploy.checkpoints.write import Contents, Source, check_folder, write_checkpoint
 from backquant.deploy.exported import Exported
-from backquant.deploy.job_of import Reference
+from backquant.deploy.files import check_place
+from backquant.deploy.job_of import Reference, reference_of
 from backquant.deploy.target import check_installed, find_target
 from backquant.errors import CoverageError, UsageError
 from backquant.pipeline.checkpoint_layers import (
     PlannedLayers,
     activation_observer,
     check_admitted,
+    float_model,
     planned_layers,
     reasons,
 )
 from backquant.pipeline.weight_only import weights_by_path
 from backquant.qconfig import QConfig, QConfigMapping
+from backquant.runtime import QuantizedModel
 
 _ACTIVATIONS = ("int8", "float8_e4m3fn")
 
@@ -82,12 +87,15 @@ def quantize_checkpoint(
     group_size: int | None = None,
     activations: str | None = None,
     ignore: Sequence[str] = ("lm_head",),
+    calibration: Iterable[Any] | None = None,
+    recipe: str | os.PathLike[str] | Sequence[str] = "default",
     overwrite: bool = False,
     progress: bool = False,
 ) -> CheckpointReport:
-    """Quantize a language model from its files to a checkpoint that a server opens, without data.
+    """Quantize a language model from its files to a checkpoint that a server opens.
 
-    Weights are read layer by layer, rounded to nearest, and written shard by shard, so a model may be larger
+    Without data weights are read layer by layer, rounded to nearest, and written shard by shard, so a
+    model may be larger
     than memory. A run that was broken off goes on where it was.
 
     Args:
@@ -98,6 +106,10 @@ def quantize_checkpoint(
         activations: ``"int8"`` or ``"float8_e4m3fn"``: quantized at each call, for each token. Default:
         float.
         ignore: patterns of layers that stay float.
+        calibration: batches of token ids (tensors, or dicts with ``input_ids``), on which ``recipe``
+        makes the
+            weights better; the model is then made in memory, in float32. Default: none, rounded to nearest.
+        recipe: as in ``quantize``.
         overwrite: replace ``output``.
         progress: a progress bar on standard error.
 
@@ -116,7 +128,7 @@ def quantize_checkpoint(
     """
     place = Path(output)
     target = checkpoint_target(to, place)
-    check_folder(place, overwrite)
+    _check_place(target, place, overwrite)
     source = HubFolder.of(folder)
     config = get_backend_config(target.backend)
     asked: Mapping[str, str | None] = {"": weights} if isinstance(weights, str) else weights
@@ -130,6 +142,14 @@ def quantize_checkpoint(
                 mapping.set_module_name(path, None)
         return mapping
 
+    if calibration is not None:
+        on_data = _OnData(source, asked, group_size, tuple(ignore), recipe, progress)
+        quantized = on_data.quantized(config, calibration)
+        export_checkpoint(
+            reference_of(quantized, target), place, target, {SOURCE: folder}, overwrite=overwrite
+        )
+        schemes = {path: layer_of(path, m).scheme for path, m in quantized_layers(quantized)}
+        return _report(source, place, target, schemes, {})
     planned = planned_layers(source, config, request)
     _check_some(planned, source)
     contents = Contents(
@@ -140,17 +160,61 @@ def quantize_checkpoint(
         resumable=f"{asked} {group_size} {activations}",
     )
     with ProgressBar("writing", quiet=not progress) as bar:
-        files = write_checkpoint(
-            source, contents, find_format(to), place, overwrite=overwrite, progress=bar
+        _write(source, contents, target, place, overwrite, bar)
+    left = {path: reason.rule for path, reason in reasons(planned)}
+    return _report(source, place, target, planned.schemes, left)
+
+
+def _report(
+    source: HubFolder,
+    place: Path,
+    target: CheckpointTarget,
+    schemes: Mapping[str, Scheme],
+    left: Mapping[str, str],
+) -> CheckpointReport:
+    files = list(place.glob("*.safetensors")) if place.is_dir() else [place]
+    before = sum((source.place / file).stat().st_size for file in source.shards)
+    after = sum(file.stat().st_size for file in files)
+    return CheckpointReport(place, target.name, schemes, left, before, after)
+
+
+@dataclass(frozen=True)
+class _OnData:
+    """A folder's model quantized in memory, on data."""
+
+    source: HubFolder
+    weights: Mapping[str, str | None]
+    group_size: int | None
+    ignore: tuple[str, ...]
+    recipe: str | os.PathLike[str] | Sequence[str]
+    progress: bool
+
+    def quantized(self, config: BackendConfig, calibration: Iterable[Any]) -> QuantizedModel:
+        """Raises as ``quantize``."""
+        model = float_model(self.source)
+        left = {
+            path: None
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Linear | nn.Embedding)
+            and any(fnmatch(path, pattern) for pattern in self.ignore)
+        }
+        batches = [{**_named(batch), "use_cache": False} for batch in calibration]
+        return quantize(
+            model,
+            backend=config,
+            calibration=batches,
+            weights={**self.weights, **left},
+            group_size=self.group_size,
+            recipe=self.recipe,
+            progress=self.progress,
         )
-    return CheckpointReport(
-        place,
-        to,
-        planned.schemes,
-        {path: reason.rule for path, reason in reasons(planned)},
-        sum((source.place / file).stat().st_size for file in source.shards),
-        sum(file.stat().st_size for file in files if file.suffix in (".safetensors", ".gguf")),
-    )
+
+
+def _named(batch: Any) -> Mapping[str, Any]:
+    """A batch as keyword arguments: token ids come first."""
+    if isinstance(batch, Mapping):
+        return batch
+    return {"input_ids": batch[0] if isinstance(batch, tuple | list) else batch}
 
 
 def load_checkpoint(folder: str | os.PathLike[str]) -> QuantizedCheckpoint:
@@ -186,7 +250,7 @@ def export_checkpoint(
     that the
     format does not hold.
     """
-    check_folder(place, overwrite)
+    _check_place(target, place, overwrite)
     check_installed(target)
     source: Source
     if isinstance(quantized, QuantizedCheckpoint):
@@ -197,7 +261,7 @@ def export_checkpoint(
         source = _float_folder(options or {}, target)
         contents = contents_of(*quantized, source, target.name)
     check_admitted(contents.schemes, source.sizes, get_backend_config(target.backend), target.name)
-    files = write_checkpoint(source, contents, find_format(target.name), place, overwrite=overwrite)
+    files = _write(source, contents, target, place, overwrite)
     count = len(contents.schemes)
     return Exported(
         place,
@@ -209,6 +273,26 @@ def export_checkpoint(
         files=tuple(files),
         means="in the checkpoint",
     )
+
+
+# size: what is written where
+def _write(
+    source: Source,
+    contents: Contents,
+    target: CheckpointTarget,
+    place: Path,
+    overwrite: bool,
+    progress: ProgressBar | None = None,
+) -> list[Path]:
+    if target.suffixes:
+        return write_gguf(source, contents, place, progress)
+    form = find_format(target.name)
+    return write_checkpoint(source, contents, form, place, overwrite=overwrite, progress=progress)
+
+
+def _check_place(target: CheckpointTarget, place: Path, overwrite: bool) -> None:
+    check = check_place if target.suffixes else check_folder
+    check(place, overwrite)
 
 
 def _float_folder(options: Mapping[str, Any], target: CheckpointTarget) -> HubFolder:
@@ -223,10 +307,13 @@ def _float_folder(options: Mapping[str, Any], target: CheckpointTarget) -> HubFo
 
 
 def checkpoint_target(to: str, place: Path) -> CheckpointTarget:
-    """The target ``to``, if it is a format of checkpoints and can be used here; else ``UsageError``."""
+    """The target ``to``, if it is a format of checkpoints and can be used here.
+
+    Raises ``UsageError``, and ``MissingExtraError`` where a package is missing.
+    """
     target = find_target(to, place)
     if not isinstance(target, CheckpointTarget):
-        known = [*FORMATS]
+        known = [*FORMATS, "gguf"]
         raise UsageError(
             f"{to} is no format of checkpoints",
             where=f"to={to!r}",

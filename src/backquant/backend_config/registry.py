@@ -40,6 +40,7 @@ _BUILT_IN = (
     "gptq",
     "awq",
     "mlx",
+    "gguf",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")
 

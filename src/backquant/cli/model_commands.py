@@ -32,7 +32,8 @@ class Page(Protocol):
 Model = Annotated[
     str,
     typer.Argument(
-        help="module:factory, which returns model or (model, example_inputs), or a .pt2 file."
+        help="module:factory, which returns model or (model, example_inputs), or a .pt2 file. For quantize "
+        "also the folder of a language model (config.json, safetensors)."
     ),
 ]
 Backend = Annotated[str, typer.Option("--backend", "-b", help="Name or file.")]
@@ -190,6 +191,11 @@ def quantize(  # size: one parameter per option of the command
     """Quantize a model and write one file that runs without its code."""
     import backquant
     from backquant.cli.backends import sound_backend
+    from backquant.cli.checkpoint_command import (
+        check_for_folder,
+        is_model_folder,
+        quantize_folder,
+    )
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
     from backquant.cli.files import check_plain, made_empty, written
@@ -197,6 +203,16 @@ def quantize(  # size: one parameter per option of the command
     from backquant.cli.ranks import launched, of_rank, rank_in
     from backquant.deploy import find_target
 
+    with guarded(as_json=as_json):
+        if is_model_folder(model):
+            check_for_folder(backend, engine, files, inputs, checkpoint)
+            asked = parse_weights(weights)
+            done = quantize_folder(
+                Path(model), output, to, asked, group_size, data, recipe, batch_size,
+                force=force, quiet=as_json,
+            )  # fmt: skip
+            emit(as_json=as_json, data=done.to_dict(), shown=Text(str(done)))
+            return
     with guarded(as_json=as_json), launched(timeout) as group:
         _check_output(output, force)
         exported_to = checked_target(to, beside(output, to), force) if to else None

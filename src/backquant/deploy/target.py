@@ -46,6 +46,7 @@ _BUILT_IN = {
     "gptq": "backquant.deploy.checkpoints.target:GPTQ",
     "awq": "backquant.deploy.checkpoints.target:AWQ",
     "mlx": "backquant.deploy.checkpoints.target:MLX",
+    "gguf": "backquant.deploy.checkpoints.target:GGUF",
 }
 
 

@@ -270,6 +270,17 @@ def _check_shape(source: HubFolder, path: str, wanted: tuple[int, ...]) -> None:
         )
 
 
+def float_model(source: HubFolder) -> nn.Module:
+    """The model of a folder in memory, in float32. Raises as ``planned_layers``."""
+    _on_meta(source)
+    from transformers import AutoModelForCausalLM
+
+    made: nn.Module = AutoModelForCausalLM.from_pretrained(
+        str(source.place), dtype=torch.float32, local_files_only=True
+    )
+    return made.eval()
+
+
 def _on_meta(source: HubFolder) -> nn.Module:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM

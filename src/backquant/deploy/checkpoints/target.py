@@ -13,7 +13,7 @@ from backquant.deploy.target import Requirement
 from backquant.errors import UsageError
 from backquant.match.plan import Reason
 
-__all__ = ["AWQ", "COMPRESSED_TENSORS", "GPTQ", "MLX", "SOURCE", "CheckpointTarget"]
+__all__ = ["AWQ", "COMPRESSED_TENSORS", "GGUF", "GPTQ", "MLX", "SOURCE", "CheckpointTarget"]
 
 #: The option that names the Hugging Face folder of the float model.
 SOURCE = "source"
@@ -56,3 +56,4 @@ COMPRESSED_TENSORS = CheckpointTarget("compressed-tensors", "compressed_tensors"
 GPTQ = CheckpointTarget("gptq", "gptq")
 AWQ = CheckpointTarget("awq", "awq")
 MLX = CheckpointTarget("mlx", "mlx")
+GGUF = CheckpointTarget("gguf", "gguf", "gguf", (".gguf",), (Requirement("gguf", "gguf"),))

@@ -189,7 +189,11 @@ def _resumed(work: Path, fingerprint: str) -> set[str]:
 
 
 def _check_room(place: Path, layouts: list[dict[str, Tensor]]) -> None:
-    needed = sum(size_of(tensor) for layout in layouts for tensor in layout.values())
+    check_bytes(place, sum(size_of(tensor) for layout in layouts for tensor in layout.values()))
+
+
+def check_bytes(place: Path, needed: int) -> None:
+    """Raise ``ExportError`` where the disk has no room for as many bytes."""
     free = shutil.disk_usage(place.resolve().parent).free
     if needed > free:
         raise ExportError(

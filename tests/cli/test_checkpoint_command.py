@@ -1,0 +1,70 @@
+"""``backquant quantize FOLDER``: from a Hugging Face folder to a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from typer.testing import CliRunner
+
+import backquant
+from backquant.cli.app import app
+from tiny_decoders import folder_of
+
+
+def run(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    return result.exit_code, result.output
+
+
+def test_rounded_to_nearest(tmp_path: Path) -> None:
+    source, place = folder_of("llama", tmp_path), tmp_path / "out"
+    code, text = run(
+        "quantize",
+        source,
+        "--weights",
+        "int4:32",
+        "--to",
+        "compressed-tensors",
+        "-o",
+        place,
+        "--json",
+    )
+    assert code == 0, text
+    assert len(json.loads(text)["schemes"]) == 14
+    code, text = run(
+        "quantize", source, "--weights", "int8", "--to", "compressed-tensors", "-o", place, "-f"
+    )
+    assert code == 0 and "14 layers int8 by row" in text
+    assert len(backquant.load_checkpoint(place).schemes) == 14
+
+
+def test_on_data(tmp_path: Path) -> None:
+    source, place = folder_of("llama", tmp_path), tmp_path / "out"
+    ids = torch.randint(3, 128, (8, 16)).numpy()
+    np.savez(tmp_path / "tokens.npz", input_ids=ids)
+    words = ("--weights", "int4:32", "--to", "compressed-tensors", "--batch-size", 4)
+    (tmp_path / "gptq.yaml").write_text("name: gptq\nsteps: [gptq]\nbiases: false\n")
+    code, text = run(
+        "quantize", source, *words, "-o", place, "--data", tmp_path / "tokens.npz",
+        "--recipe", tmp_path / "gptq.yaml",
+    )  # fmt: skip
+    assert code == 0, text
+    nearest = tmp_path / "nearest"
+    backquant.quantize_checkpoint(source, nearest, to="compressed-tensors", weights="int4:32")
+    one, two = backquant.load_checkpoint(place), backquant.load_checkpoint(nearest)
+    assert one.schemes.keys() == two.schemes.keys()
+    assert any(not torch.equal(one.layer(p).values, two.layer(p).values) for p in one.schemes)
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    source = folder_of("llama", tmp_path)
+    code, text = run("quantize", source, "-o", tmp_path / "out")
+    assert code == 2 and "--weights int4:128 --to compressed-tensors" in text
+    words = ("quantize", source, "-o", tmp_path / "out", "--weights", "int4:32", "--to", "gptq")
+    code, text = run(*words, "--recipe", "better")
+    assert code == 2 and "needs data" in text
+    code, text = run(*words, "--backend", "x86")
+    assert code == 2 and "a description of its own" in text
