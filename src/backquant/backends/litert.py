@@ -30,8 +30,8 @@ from backquant.backend_config import (
     Tolerance,
 )
 from backquant.backends.defaults import JOINED, RESHAPE, RESIDUAL, SCORES, TABLES, TRANSPOSED
-from backquant.operators import clamped, conv, elementwise, entries_of, linear, shape
-from backquant.operators.entry import admit
+from backquant.operators import clamped, conv, elementwise, entries_of, linear, shape, spellings
+from backquant.operators.entry import admit, observed
 
 ONE_STEP = Tolerance(1, "XNNPACK requantizes in float32, LiteRT's other kernels in fixed point")
 ACTIVATION = DTypeWithConstraints(torch.qint8)
@@ -73,7 +73,21 @@ TRANSPOSED_WEIGHT = DTypeConfig(
     where={"groups": 1},
     tolerance=ONE_STEP,
 )
-UNIT, AROUND_ZERO = _fixed(1 / 256, -128), _fixed(1 / 128, 0)
+UNIT, AROUND_ZERO, LOG_UNIT = _fixed(1 / 256, -128), _fixed(1 / 128, 0), _fixed(1 / 16, 127)
+# the kernel divides by the places of its window that lie inside
+_INSIDE: dict[str, Any] = {
+    "ceil_mode": False,
+    "any": [{"padding": 0}, {"count_include_pad": True}],
+}
+COUNTED_LINES = DTypeConfig(ACTIVATION, ACTIVATION, where=_INSIDE, tolerance=ONE_STEP)
+COUNTED = DTypeConfig(
+    ACTIVATION, ACTIVATION, where={**_INSIDE, "divisor_override": None}, tolerance=ONE_STEP
+)
+PLAIN_ELU = DTypeConfig(ACTIVATION, ACTIVATION, where={"alpha": 1}, tolerance=ONE_STEP)
+# an average of the whole image is a mean; of other windows, an average pooling
+VALUES_OF_ONE = DTypeConfig(
+    ACTIVATION, ACTIVATION, where={"output_size": {"one_of": [1, (1,), (1, 1)]}}, tolerance=ONE_STEP
+)
 
 _INTEGER_WEIGHT = QuantDefault(
     "per_channel_minmax",
@@ -111,13 +125,14 @@ DEFAULTS = BackendDefaults(
 )
 
 #: Functions of one value: the result has qparams of its own.
-COMPUTED = ("leaky_relu", "prelu", "elu", "gelu", "hardswish", "silu", "hardsigmoid")
+COMPUTED = ("leaky_relu", "prelu", "gelu", "hardswish", "silu", "hardsigmoid")
+MEANS: tuple[Any, ...] = spellings("mean")
+WHOLE: tuple[Any, ...] = spellings("adaptive_avg_pool1d", "adaptive_avg_pool2d")
 #: Rule 3.
 KEPT = (
     *("relu", "relu6", "hardtanh", "clamp", "dropout", "identity", "contiguous", "clone"),
     *("flatten", "reshape", "view", "permute", "transpose", "squeeze", "unsqueeze", "unflatten"),
-    *("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"),
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "interpolate", "pad", "cat", "stack"),
+    *("max_pool1d", "max_pool2d", "interpolate", "pad", "cat", "stack"),
     *("chunk", "split", "unbind", "select", "narrow", "expand", "repeat", "flip", "roll"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "maximum", "minimum"),
 )
@@ -154,7 +169,13 @@ def backend_config() -> BackendConfig:
                 *entries_of(["matmul"], [VALUES]),
                 *entries_of(["softmax", "sigmoid"], [UNIT]),
                 *entries_of(["tanh"], [AROUND_ZERO]),
-                *entries_of([*COMPUTED, "mean"], [VALUES]),
+                *entries_of(["log_softmax"], [LOG_UNIT]),
+                *entries_of(COMPUTED, [VALUES]),
+                *entries_of(["elu"], [PLAIN_ELU]),
+                *admit([observed(each) for each in MEANS], [VALUES]),
+                *entries_of(["avg_pool1d"], [COUNTED_LINES]),
+                *entries_of(["avg_pool2d"], [COUNTED]),
+                *admit([observed(each) for each in WHOLE], [VALUES_OF_ONE]),
                 *entries_of(KEPT, [VALUES]),
                 *shape.tensor_info_entries([VALUES]),
             ]

@@ -47,6 +47,10 @@ def export(  # size: one parameter per option of the command
         list[str] | None,
         typer.Option("--option", help="Option of the target, e.g. opset=21."),
     ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option("--accelerator", help="The chip to compile for, e.g. ethos-u55-128."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file.")] = False,
     allow: Annotated[
         list[str] | None,
@@ -62,6 +66,7 @@ def export(  # size: one parameter per option of the command
         path = output if output is not None else beside(artifact, to)
         checked_target(to, path, force)
         required = parse_requirement(require)
+        chip = {} if accelerator is None else {"accelerator": accelerator}
         shapes = parse_dynamic(dynamic or ())
         exported = backquant.export(
             backquant.load(artifact, allow=tuple(allow or ())),
@@ -71,7 +76,7 @@ def export(  # size: one parameter per option of the command
             dynamic_shapes=shapes,
             require=required,
             overwrite=force,
-            options=parse_options(option or ()),
+            options={**parse_options(option or ()), **chip},
         )
     emit(as_json=as_json, data=exported.to_dict(), shown=exported.renderable())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,8 @@ class Written:
 
     ``left_in_float``: why operators run in float, by node; what is not named gets a general reason.
     ``undelegated``: what runs outside of the target's delegates, quantized or not.
-    ``means``: where operators that count as integer are.
+    ``means``: where operators that count as integer are. ``figures``: what the target's compiler says of
+    the file, by name.
     """
 
     runtime: str  # name and version, e.g. "onnxruntime 1.31.1"
@@ -51,6 +52,7 @@ class Written:
     left_in_float: tuple[Reason, ...] = ()
     undelegated: tuple[Reason, ...] = ()
     means: str = ON_KERNELS
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Exported:
     ``undelegated``: for targets with delegates (ExecuTorch), every operator that runs outside of them, by
     node, with the reason. ``means``: where the operators are that count as integer; of a target without a
     runtime, between quantize and dequantize nodes. ``notes``: what the comparison of the file with the
-    reference model has to say, if anything.
+    reference model has to say, if anything. ``figures``: what the target's compiler says, by name.
 
     >>> exported = Exported(Path("m.onnx"), "onnx", "onnxruntime 1.31", expected=2, integer=2,
     ...                     integer_share=1.0)
@@ -87,6 +89,7 @@ multiply-adds
     uncounted: tuple[str, ...] = ()
     means: str = ON_KERNELS
     notes: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         share = f"{self.integer_share:.1%}"
@@ -118,6 +121,7 @@ multiply-adds
             "left_in_float": [vars(reason) for reason in self.left_in_float],
             "undelegated": [vars(reason) for reason in self.undelegated],
             "notes": list(self.notes),
+            "figures": dict(self.figures),
         }
 
     def renderable(self) -> RenderableType:
@@ -131,6 +135,8 @@ multiply-adds
         yield str(self)
         for kernel, count in self.kernel_counts.items():
             yield f"  {count:4d} × {kernel}"
+        for name, figure in self.figures.items():
+            yield f"  {name}: {figure}"
         if self.left_in_float:
             yield "quantized, and computed in float by the target:"
         for reason in self.left_in_float:

@@ -135,6 +135,7 @@ def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> E
         integer_share=_share(done, job, unread, not left),
         uncounted=job.uncounted,
         means=written.means,
+        figures=written.figures,
     )
 
 

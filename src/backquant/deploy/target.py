@@ -47,6 +47,7 @@ _BUILT_IN = {
     "awq": "backquant.deploy.checkpoints.target:AWQ",
     "mlx": "backquant.deploy.checkpoints.target:MLX",
     "gguf": "backquant.deploy.checkpoints.target:GGUF",
+    "ethos-u": "backquant.deploy.ethos_u:TARGET",
 }
 
 

@@ -95,6 +95,10 @@ def _softmax_call(x: Any, dim: int, dtype: Any = None) -> Call:
     return function_call(F.softmax, x, dim, **({} if dtype is None else {"dtype": dtype}))
 
 
+def _log_softmax_call(x: Any, dim: int, dtype: Any = None) -> Call:
+    return function_call(F.log_softmax, x, dim, **({} if dtype is None else {"dtype": dtype}))
+
+
 def _softmax_module(_: Any, dim: int, dtype: Any = None) -> nn.Module | None:
     return nn.Softmax(dim) if dtype is None else None
 
@@ -137,6 +141,16 @@ OPERATORS: tuple[Operator, ...] = (
         rebuilt={_aten.softmax.int: _softmax_module},
         qparams=QParamsRule.FIXED,
         fixed=ZERO_TO_ONE,
+    ),
+    Operator(
+        name="log_softmax",
+        family="fixed_qparams",
+        sample=Sample(((2, 5),), module_args=(-1,), call=(INPUT, -1)),
+        modules=(nn.LogSoftmax,),
+        functions=(F.log_softmax, torch.log_softmax),
+        methods=("log_softmax",),
+        aten=(_aten.log_softmax.int,),
+        respelled={_aten.log_softmax.int: _log_softmax_call},
     ),
     Operator(
         name="tanh",

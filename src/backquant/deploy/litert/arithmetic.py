@@ -18,10 +18,10 @@ from backquant.deploy.litert.images import activation
 from backquant.deploy.litert.layouts import Layout, plain
 from backquant.deploy.litert.network import Scales, Tensor
 from backquant.deploy.litert.values import Constant, UnsupportedError, Value
+from backquant.operators import overload
 
 __all__ = ["TABLE", "common"]
 
-_aten = torch.ops.aten
 UNIT = {"INT8": Scales.one(1 / 256, -128), "INT16": Scales.one(1 / 32768, 0)}
 AROUND_ZERO = {"INT8": Scales.one(1 / 128, 0), "INT16": Scales.one(1 / 32768, 0)}
 _NARROW_RANK = 5  # of kernels that broadcast integers
@@ -261,8 +261,8 @@ def _as_rules(rows: dict[str, Rule]) -> Table:
     """Rules by names of overloads."""
     made: Table = {}
     for name, rule in rows.items():
-        operator, _, overload = name.partition(".")
-        made[getattr(getattr(_aten, operator), overload)] = rule
+        operator, _, kind = name.partition(".")
+        made[overload(operator, kind)] = rule
     return made
 
 

@@ -35,7 +35,7 @@ class Rule:
 
     write: Callable[[Call], Value]
     integer: Callable[[Call], bool] = lambda call: False  # noqa: ARG005
-    keeps: bool = False
+    keeps: bool | Callable[[Call], bool] = False
     fuses: bool = False
 
 

@@ -12,11 +12,11 @@ from backquant.deploy.litert.call import bound_arguments
 from backquant.deploy.litert.emitter import Emitter
 from backquant.deploy.litert.network import Scales, Tensor
 from backquant.deploy.litert.values import Constant, Value
+from backquant.operators import overload
 
 __all__ = ["CLAMPS", "bounds", "clamp_after", "fused_clamp", "is_clamp"]
 
-_aten = torch.ops.aten
-CLAMPS = (_aten.relu.default, _aten.relu6.default, _aten.hardtanh.default, _aten.clamp.default)
+CLAMPS = (overload("relu"), overload("relu6"), overload("hardtanh"), overload("clamp"))
 #: The clamps that kernels have.
 _CODES = {(0.0, math.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
 
@@ -30,9 +30,9 @@ def is_clamp(node: fx.Node) -> bool:
 
 def bounds(node: fx.Node) -> tuple[float, float]:
     """The numbers that a clamp cuts off at; infinite where it does not."""
-    if node.target is _aten.relu.default:
+    if node.target is overload("relu"):
         return 0.0, math.inf
-    if node.target is _aten.relu6.default:
+    if node.target is overload("relu6"):
         return 0.0, 6.0
     given: dict[str, Any] = bound_arguments(node)
     low = given.get("min_val", given.get("min"))

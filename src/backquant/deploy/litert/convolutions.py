@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.images import activation, from_image, image, image_output, pair
@@ -22,10 +21,10 @@ from backquant.deploy.litert.network import Array, Tensor
 from backquant.deploy.litert.padding import SAME, VALID, Amounts, padded, same_padding
 from backquant.deploy.litert.values import UnsupportedError, Value
 from backquant.deploy.litert.weights import bias_of, has_integer_weight, stored_weight, weight_of
+from backquant.operators import overload
 
 __all__ = ["TABLE"]
 
-_aten = torch.ops.aten
 Pair = tuple[int, int]
 
 
@@ -167,10 +166,10 @@ def _dilated(weight: Array, dilation: Sequence[int]) -> Array:
 _CONVOLUTION = Rule(_convolution, has_integer_weight(0), fuses=True)
 _TRANSPOSED = Rule(_transposed, has_integer_weight(1))
 TABLE: Table = {
-    _aten.conv1d.default: _CONVOLUTION,
-    _aten.conv2d.default: _CONVOLUTION,
-    _aten.conv1d.padding: _CONVOLUTION,
-    _aten.conv2d.padding: _CONVOLUTION,
-    _aten.conv_transpose1d.default: _TRANSPOSED,
-    _aten.conv_transpose2d.input: _TRANSPOSED,
+    overload("conv1d"): _CONVOLUTION,
+    overload("conv2d"): _CONVOLUTION,
+    overload("conv1d", "padding"): _CONVOLUTION,
+    overload("conv2d", "padding"): _CONVOLUTION,
+    overload("conv_transpose1d"): _TRANSPOSED,
+    overload("conv_transpose2d", "input"): _TRANSPOSED,
 }

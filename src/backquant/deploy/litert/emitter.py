@@ -23,10 +23,10 @@ class Emitter:
     def __init__(self) -> None:
         self.network = Network()
         self.node = ""
-        self.transposes: list[str] = []
         self._laid: dict[tuple[int, Layout], Value] = {}
         self._converted: dict[tuple[int, Any], Value] = {}
         self._constants: dict[Any, Tensor] = {}
+        self._keyed: list[Any] = []  # by identity: they live as long as this does
 
     def emit(
         self, code: str, inputs: Sequence[Tensor | None], output: Tensor, **options: Any
@@ -71,6 +71,7 @@ class Emitter:
             return value.tensor
         key = (id(value.tensor), layout)
         if key not in self._laid:
+            self._keyed.append(value.tensor)
             self._laid[key] = Value(self._moved(value, layout), layout)
         return self._laid[key].tensor
 
@@ -90,7 +91,6 @@ class Emitter:
             return made
         if is_free(value.shape, value.layout, layout) and made.signature.count(-1) < 2:
             return self._reshape(tensor, made)
-        self.transposes.append(self.node)
         return self.emit("TRANSPOSE", (tensor, self.integers(order, "order")), made)
 
     def _reshape(self, tensor: Tensor, made: Tensor) -> Tensor:
@@ -118,6 +118,7 @@ class Emitter:
                 dtype="FLOAT32",
                 scales=None,
             )
+            self._keyed.append(value.tensor)
             self.emit("DEQUANTIZE", (value.tensor,), made)
             self._converted[key] = Value(made, value.layout, value.columns)
         return self._converted[key]
@@ -133,6 +134,7 @@ class Emitter:
             made = self.like(
                 tensor, tensor.shape, signature=tensor.signature, dtype=dtype, scales=scales
             )
+            self._keyed.append(tensor)
             self.emit("QUANTIZE", (tensor,), made)
             self._converted[key] = Value(made, value.layout, value.columns)
         return self._converted[key]
@@ -141,6 +143,7 @@ class Emitter:
         """A constant in the file; with ``dtype`` of integers, in steps of ``scales``, else in its own."""
         key = (id(constant), scales, dtype)
         if key not in self._constants:
+            self._keyed.append(constant)
             self._constants[key] = (
                 quantized_constant(constant, scales, dtype)
                 if dtype in _LIMITS

@@ -3,7 +3,7 @@
 1. Each constant is one buffer; equal bytes are stored once. Buffers lie on 16 bytes, as the schema
    demands, so that microcontrollers read them in place.
 2. Operators carry the version from which on a runtime has their kernel for these dtypes.
-3. Names of tensors are unique; one signature, ``serving_default``, names inputs and outputs.
+3. One signature, ``serving_default``, names inputs and outputs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import numpy as np
 from backquant.deploy.litert.network import Network, Operation, Scales, Tensor
 from backquant.errors import ExportError
 
-__all__ = ["MOST_BYTES", "to_bytes"]
+__all__ = ["CHANNELS_LAST", "MOST_BYTES", "to_bytes"]
 
 #: A flatbuffer addresses its content by 32-bit signed offsets.
 MOST_BYTES = (1 << 31) - (1 << 20)
+#: The metadata of a file whose inputs and outputs of four axes have their channels last.
+CHANNELS_LAST = "backquant.channels_last"
 _SIGNATURE = "serving_default"
 #: The schema's class of an operator's options, without its ending; the others have none.
 _OPTIONS = {
@@ -67,6 +69,8 @@ _VERSIONS = {
     "BATCH_MATMUL": (1, 2),
     "CONV_2D": (1, 3),
     "DEPTHWISE_CONV_2D": (2, 3),
+    "DEPTH_TO_SPACE": (1, 1),
+    "ELU": (1, 1),
     "FULLY_CONNECTED": (5, 5),
     "GATHER": (1, 2),
     "GELU": (1, 2),
@@ -86,14 +90,19 @@ _VERSIONS = {
 }
 
 
-def to_bytes(network: Network) -> bytes:
-    """The file. Raises ``ExportError`` where it would be larger than the format allows."""
+def to_bytes(network: Network, *, channels_last: bool = False) -> bytes:
+    """The file; ``channels_last``: its inputs and outputs are, and the file says so. Raises
+    ``ExportError`` where it would be larger than the format allows."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
     _check_size(network)
     writer = _Writer(schema)
     model = writer.model(network)
+    if channels_last:
+        note = schema.MetadataT()
+        note.name, note.buffer = CHANNELS_LAST, 0
+        model.metadata = [note]
     builder = _builder(flatbuffers)
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output())
@@ -136,10 +145,9 @@ class _Writer:
         schema = self.schema
         tensors = network.tensors()
         places = {id(tensor): index for index, tensor in enumerate(tensors)}
-        names = _unique([tensor.name for tensor in tensors])
         graph = schema.SubGraphT()
         graph.name = "main"
-        graph.tensors = [self.tensor(t, name) for t, name in zip(tensors, names, strict=True)]
+        graph.tensors = list(map(self.tensor, tensors))
         graph.inputs = [places[id(tensor)] for tensor in network.inputs]
         graph.outputs = [places[id(tensor)] for tensor in network.outputs]
         graph.operators = [self.operator(each, places) for each in network.operations]
@@ -152,9 +160,9 @@ class _Writer:
         made.signatureDefs = [self.signature(network, graph)]
         return made
 
-    def tensor(self, tensor: Tensor, name: str) -> Any:
+    def tensor(self, tensor: Tensor) -> Any:
         made = self.schema.TensorT()
-        made.name = name
+        made.name = tensor.name
         made.type = getattr(self.schema.TensorType, tensor.dtype)
         free = -1 in tensor.signature
         made.shape = [
@@ -229,23 +237,3 @@ def _version(operation: Operation) -> int:
     in_float, in_integers = _VERSIONS.get(operation.code, (1, 2))
     integer = any(each is not None and each.is_integer for each in operation.inputs)
     return in_integers if integer else in_float
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """``names``, with a number after those that are there already.
-
-    >>> _unique(["a", "b", "a"])
-    ['a', 'b', 'a_1']
-    """
-    made: list[str] = []
-    taken: set[str] = set(names)
-    seen: set[str] = set()
-    counts: dict[str, int] = {}
-    for name in names:
-        one = name
-        while one in seen or (one != name and one in taken):
-            counts[name] = counts.get(name, 0) + 1
-            one = f"{name}_{counts[name]}"
-        seen.add(one)
-        made.append(one)
-    return made

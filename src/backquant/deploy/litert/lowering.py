@@ -54,7 +54,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Lowered:
-    """``network``, and the nodes at which a transpose was written, one for each."""
+    """``network``, and the nodes at which values are transposed inside of it, one for each."""
 
     network: Network
     transposes: tuple[str, ...]
@@ -87,7 +87,10 @@ class Lowering:
                     raise RefusedError(node, str(error)) from error
         self.emitter.node = ""
         self._bind_outputs(graph)
-        return Lowered(self.emitter.network, tuple(self.emitter.transposes))
+        network = self.emitter.network
+        network.drop_unread()
+        network.name_tensors()
+        return Lowered(network, tuple(each.node for each in network.transposes_inside()))
 
     # -- edges ----------------------------------------------------------------------------------------
 
@@ -136,9 +139,9 @@ class Lowering:
         [output] = graph.find_nodes(op="output")
         for index, node in enumerate(output.args[0]):
             held = self.values.get(node)
-            if isinstance(held, Dequantized) and self.integer_outputs:
-                value = held.integers
-            elif isinstance(held, (Value, Dequantized, Constant)):
+            if isinstance(held, Dequantized):
+                value = self._output_of(held, self._edge_layout(node))
+            elif isinstance(held, (Value, Constant)):
                 value = Call(node, self.emitter, self.values).floats(held)
             else:
                 continue  # a number
@@ -147,6 +150,12 @@ class Lowering:
                 tensor = self._copied(tensor)
             network.outputs.append(tensor)
             network.output_names.append(f"output_{index}")
+
+    def _output_of(self, held: Dequantized, layout: Layout) -> Value:
+        """Integers are moved before they become floats."""
+        if held.integers.layout != layout:
+            held = Dequantized(Value(self.emitter.laid(held.integers, layout), layout))
+        return held.integers if self.integer_outputs else self.emitter.dequantize(held.integers)
 
     def _copied(self, tensor: Tensor) -> Tensor:
         """An output of its own: the runtime wants one tensor for each."""
@@ -238,7 +247,7 @@ class Lowering:
             return False
         call.scales, call.dtype = _scales(quantize), _NAMES[qparams_of(quantize).dtype]
         first = next(each for each in operands if isinstance(each, Dequantized))
-        if rule.keeps:
+        if rule.keeps(call) if callable(rule.keeps) else rule.keeps:
             call.scales, call.dtype = first.integers.scales, first.integers.tensor.dtype
         if any(
             each.integers.tensor.dtype != call.dtype

@@ -27,10 +27,10 @@ from backquant.deploy.litert.layouts import (
 )
 from backquant.deploy.litert.network import Array, Tensor
 from backquant.deploy.litert.values import Constant, UnsupportedError, Value, constant_tensor, hints
+from backquant.operators import overload
 
 __all__ = ["PARTS", "TABLE"]
 
-_aten = torch.ops.aten
 _END = (1 << 31) - 1
 
 
@@ -193,7 +193,7 @@ def _part(call: Call, source: fx.Node, index: int) -> Value:
     """Rule 3."""
     value = call.read("self")
     axis = hints(call.args["dim"]) % len(value.shape)
-    if source.target is _aten.unbind.int:
+    if source.target is overload("unbind", "int"):
         return _item(call, value, axis, index)
     before = (hints(source.meta["val"][place].shape[axis]) for place in range(index))
     return _cut(call, value, axis, sum(before))
@@ -202,12 +202,12 @@ def _part(call: Call, source: fx.Node, index: int) -> Value:
 #: Operators of several results: how an item of theirs is written, for a call with their arguments.
 PARTS: dict[Any, Callable[[Call, fx.Node, int], Value]] = dict.fromkeys(
     (
-        _aten.split.Tensor,
-        _aten.split_with_sizes.default,
-        _aten.split.sizes,
-        _aten.chunk.default,
-        _aten.unbind.int,
-        _aten.tensor_split.sections,
+        overload("split", "Tensor"),
+        overload("split_with_sizes"),
+        overload("split", "sizes"),
+        overload("chunk"),
+        overload("unbind", "int"),
+        overload("tensor_split", "sections"),
     ),
     _part,
 )
@@ -244,17 +244,43 @@ def _constant_pad(call: Call) -> Value:
     if any(each < 0 for row in rows for each in row):
         raise UnsupportedError("a negative padding")
     table = call.emitter.pairs([rows[axis] for axis in value.layout])
-    if mode in ("reflect", "replicate"):
-        if mode == "replicate":
-            raise UnsupportedError("padding with the values at the edge")
+    if mode == "reflect":
         return call.emit("MIRROR_PAD", (value.tensor, table), value.layout, mode=0)
     if mode != "constant":
-        raise UnsupportedError(f"padding {mode!r}")
+        return _padded_with_own(call, value, rows, mode)
     if amount == 0.0:
         return call.emit("PAD", (value.tensor, table), value.layout)
     dtype = call.dtype if call.integer else ""
     number = call.emitter.constant(Constant("padding", torch.tensor([amount])), call.scales, dtype)
     return call.emit("PADV2", (value.tensor, table, number.tensor), value.layout)
+
+
+def _padded_with_own(call: Call, value: Value, rows: Sequence[tuple[int, int]], mode: str) -> Value:
+    """Places of the input taken again: the nearest (``replicate``), or those of the other end
+    (``circular``)."""
+    tensor = value.tensor
+    for axis, (before, after) in enumerate(rows):
+        if not (before or after):
+            continue
+        place, size = value.layout.index(axis), value.shape[axis]
+        if value.signature[axis] == -1:
+            raise UnsupportedError(f"padding {mode!r} of a free size")
+        places = np.arange(-before, size + after)
+        places = places % size if mode == "circular" else places.clip(0, size - 1)
+        shape = [len(places) if i == place else n for i, n in enumerate(tensor.shape)]
+        index = constant_tensor("places", places.astype(np.int32))
+        tensor = call.emitter.emit(
+            "GATHER", (tensor, index), call.emitter.like(tensor, shape), axis=place
+        )
+    return Value(tensor, value.layout)
+
+
+def _shuffled_groups(call: Call) -> Value:
+    value = _source(call)
+    groups, channels = call.arg("groups"), value.shape[1]
+    order = np.arange(channels).reshape(groups, -1).T.reshape(-1)
+    index = constant_tensor("channels", order.astype(np.int32))
+    return call.emit("GATHER", (value.tensor, index), value.layout, axis=value.layout.index(1))
 
 
 def _expand(call: Call) -> Value:
@@ -345,10 +371,6 @@ def _all(_: Call) -> bool:
     return True
 
 
-def _zero_padding(call: Call) -> bool:
-    return call.arg("mode", "constant") in ("constant", "reflect")
-
-
 def _kept(write: Callable[[Call], Value]) -> Rule:
     return Rule(write, _all, keeps=True)
 
@@ -363,37 +385,39 @@ def _axis(call: Call) -> Sequence[int]:
 TABLE: Table = {
     **dict.fromkeys(
         (
-            _aten.view.default,
-            _aten.reshape.default,
-            _aten._unsafe_view.default,
-            _aten.flatten.using_ints,
-            _aten.unflatten.int,
+            overload("view"),
+            overload("reshape"),
+            overload("_unsafe_view"),
+            overload("flatten", "using_ints"),
+            overload("unflatten", "int"),
         ),
         _kept(_reshape),
     ),
     **dict.fromkeys(
-        (_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims), _kept(_squeezed(_axis))
+        (overload("squeeze", "default"), overload("squeeze", "dim"), overload("squeeze", "dims")),
+        _kept(_squeezed(_axis)),
     ),
-    _aten.unsqueeze.default: _kept(_unsqueezed),
-    _aten.permute.default: _kept(_permuted(lambda call, _: call.arg("dims"))),
-    _aten.transpose.int: _kept(_permuted(_swapped)),
-    _aten.swapaxes.default: _kept(
+    overload("unsqueeze"): _kept(_unsqueezed),
+    overload("permute"): _kept(_permuted(lambda call, _: call.arg("dims"))),
+    overload("transpose", "int"): _kept(_permuted(_swapped)),
+    overload("swapaxes"): _kept(
         _permuted(lambda call, rank: _swapped(call, rank, ("axis0", "axis1")))
     ),
-    _aten.t.default: _kept(_permuted(lambda _, rank: list(range(rank))[::-1])),
-    _aten.numpy_T.default: _kept(_permuted(lambda _, rank: list(range(rank))[::-1])),
-    _aten.movedim.int: _kept(_permuted(_moved)),
-    _aten.movedim.intlist: _kept(_permuted(_moved)),
-    _aten.slice.Tensor: _kept(_slice),
-    _aten.select.int: _kept(_selected),
-    _aten.cat.default: _kept(_cat),
-    _aten.stack.default: _kept(_stack),
-    _aten.pad.default: Rule(_constant_pad, _zero_padding, keeps=True),
-    _aten.constant_pad_nd.default: _kept(_constant_pad),
-    _aten.expand.default: _kept(_expand),
-    _aten.repeat.default: _kept(_repeat),
-    _aten.flip.default: _kept(_flip),
-    _aten.index_select.default: _kept(_gather),
-    _aten.pixel_shuffle.default: _kept(_shuffled),
-    _aten.pixel_unshuffle.default: _kept(_unshuffled),
+    overload("t"): _kept(_permuted(lambda _, rank: list(range(rank))[::-1])),
+    overload("numpy_T"): _kept(_permuted(lambda _, rank: list(range(rank))[::-1])),
+    overload("movedim", "int"): _kept(_permuted(_moved)),
+    overload("movedim", "intlist"): _kept(_permuted(_moved)),
+    overload("slice", "Tensor"): _kept(_slice),
+    overload("select", "int"): _kept(_selected),
+    overload("cat"): _kept(_cat),
+    overload("stack"): _kept(_stack),
+    overload("pad"): _kept(_constant_pad),
+    overload("constant_pad_nd"): _kept(_constant_pad),
+    overload("expand"): _kept(_expand),
+    overload("repeat"): _kept(_repeat),
+    overload("flip"): _kept(_flip),
+    overload("index_select"): _kept(_gather),
+    overload("channel_shuffle"): _kept(_shuffled_groups),
+    overload("pixel_shuffle"): _kept(_shuffled),
+    overload("pixel_unshuffle"): _kept(_unshuffled),
 }

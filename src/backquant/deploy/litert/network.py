@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,3 +103,61 @@ class Network:
         for tensor in self.outputs:
             found[id(tensor)] = tensor
         return list(found.values())
+
+    def name_tensors(self) -> None:
+        """Give each tensor a name of its own."""
+        tensors = self.tensors()
+        for tensor, name in zip(tensors, _unique([each.name for each in tensors]), strict=True):
+            tensor.name = name
+
+    def drop_unread(self) -> None:
+        """Leave out operators whose results nobody reads."""
+        read = {id(tensor) for tensor in self.outputs}
+        kept = []
+        for operation in reversed(self.operations):
+            if read.intersection(map(id, operation.outputs)):
+                kept.append(operation)
+                read.update(id(each) for each in operation.inputs if each is not None)
+        self.operations = kept[::-1]
+
+    def transposes_inside(self) -> list[Operation]:
+        """Operators that move values to another layout, but for those of inputs and of outputs, where
+        these are only converted in between."""
+        first = {id(tensor) for tensor in self.inputs}
+        for operation in self.operations:
+            if operation.code in _CONVERSIONS and id(operation.inputs[0]) in first:
+                first.update(map(id, operation.outputs))
+        last = {id(tensor) for tensor in self.outputs}
+        for operation in reversed(self.operations):
+            if operation.code in _CONVERSIONS and id(operation.outputs[0]) in last:
+                last.add(id(operation.inputs[0]))
+        return [
+            each
+            for each in self.operations
+            if each.code == "TRANSPOSE"
+            and id(each.inputs[0]) not in first
+            and id(each.outputs[0]) not in last
+        ]
+
+
+_CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """``names``, with a number after those that are there already.
+
+    >>> _unique(["a", "b", "a"])
+    ['a', 'b', 'a_1']
+    """
+    made: list[str] = []
+    taken: set[str] = set(names)
+    seen: set[str] = set()
+    counts: dict[str, int] = {}
+    for name in names:
+        one = name
+        while one in seen or (one != name and one in taken):
+            counts[name] = counts.get(name, 0) + 1
+            one = f"{name}_{counts[name]}"
+        seen.add(one)
+        made.append(one)
+    return made

@@ -16,10 +16,9 @@ from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.layouts import plain
 from backquant.deploy.litert.network import Tensor
 from backquant.deploy.litert.values import Constant, UnsupportedError, Value
+from backquant.operators import overload
 
 __all__ = ["PARTS", "TABLE"]
-
-_aten = torch.ops.aten
 
 
 def _number(call: Call, value: float) -> Tensor:
@@ -79,6 +78,16 @@ def _layer_norm(call: Call) -> Value:
     eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
     made = _normalised(call, value.tensor, places, eps, centred)
     return _affine(call, Value(made, value.layout), axes)
+
+
+def _instance_norm(call: Call) -> Value:
+    value = call.read("input")
+    if not call.arg("use_input_stats", True):
+        return _batch_norm(call)
+    rank = len(value.shape)
+    places = sorted(value.layout.index(axis) for axis in range(2, rank))
+    made = _normalised(call, value.tensor, places, float(call.arg("eps", 1e-5)))
+    return _affine(call, Value(made, value.layout), [1])
 
 
 def _group_norm(call: Call) -> Value:
@@ -158,13 +167,14 @@ def _masked(call: Call, scores: Tensor) -> Tensor:
 
 
 PARTS: dict[Any, Callable[[Call, fx.Node, int], Value]] = {
-    _aten._native_batch_norm_legit_no_training.default: _first(_batch_norm),
-    _aten.native_layer_norm.default: _first(_layer_norm),
+    overload("_native_batch_norm_legit_no_training"): _first(_batch_norm),
+    overload("native_layer_norm"): _first(_layer_norm),
 }
 TABLE: Table = {
-    _aten.layer_norm.default: Rule(_layer_norm),
-    _aten.rms_norm.default: Rule(_layer_norm),
-    _aten.group_norm.default: Rule(_group_norm),
-    _aten.batch_norm.default: Rule(_batch_norm),
-    _aten.scaled_dot_product_attention.default: Rule(_attention),
+    overload("layer_norm"): Rule(_layer_norm),
+    overload("rms_norm"): Rule(_layer_norm),
+    overload("group_norm"): Rule(_group_norm),
+    overload("instance_norm"): Rule(_instance_norm),
+    overload("batch_norm"): Rule(_batch_norm),
+    overload("scaled_dot_product_attention"): Rule(_attention),
 }

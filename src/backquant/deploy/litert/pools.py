@@ -18,13 +18,12 @@ from backquant.deploy.litert.arithmetic import UNIT
 from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.images import activation, from_image, image, image_output, pair
 from backquant.deploy.litert.layouts import last, without
-from backquant.deploy.litert.network import Scales, Tensor
+from backquant.deploy.litert.network import Scales
 from backquant.deploy.litert.padding import padded, same_padding
 from backquant.deploy.litert.values import Constant, UnsupportedError, Value
+from backquant.operators import overload
 
 __all__ = ["TABLE"]
-
-_aten = torch.ops.aten
 
 
 def _window(call: Call, rank: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -42,13 +41,12 @@ def _pool(code: str) -> Callable[[Call], Value]:
             raise UnsupportedError("a dilated pooling")
         made = image_output(call)
         kernel, stride, padding = _window(call, rank)
-        amounts = _amounts(source, made, kernel, stride, padding)
+        amounts = _amounts(source.shape[1:3], made.shape[1:3], kernel, stride, padding)
         same = same_padding(source, kernel, stride, (1, 1))
         if code == "MAX_POOL_2D":
             source, how = padded(call, source, amounts, same, -math.inf)
         else:
-            counted = bool(call.arg("count_include_pad", True))
-            source, how = padded(call, source, amounts, None if counted else same)
+            source, how = padded(call, source, amounts, None)
         options = _pool_options(kernel, stride, how, activation(call))
         call.emitter.emit(code, (source,), made, **options)
         return from_image(call, made, rank)
@@ -70,17 +68,15 @@ def _pool_options(
 
 
 def _amounts(
-    source: Tensor,
-    made: Tensor,
+    sizes: Sequence[int],
+    wanted: Sequence[int],
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """What is added before and after height and width; a result rounded up reads beyond the end."""
     rows = []
-    for n, out, k, s, pad in zip(
-        source.shape[1:3], made.shape[1:3], kernel, stride, padding, strict=True
-    ):
+    for n, out, k, s, pad in zip(sizes, wanted, kernel, stride, padding, strict=True):
         reach = (out - 1) * s + k
         beyond = max(pad, reach - n - pad) if reach - n - pad > pad else pad
         rows.append((pad, beyond))
@@ -99,17 +95,31 @@ def _averages_as_the_format(call: Call) -> bool:
 
 
 def _average(call: Call) -> Value:
-    value = call.read("self")
-    if not _averages_as_the_format(call):
-        source = image(call, value)
-        kernel, stride, padding = _window(call, len(value.shape))
-        same = same_padding(source, kernel, stride, (1, 1))
-        amounts = _amounts(source, image_output(call), kernel, stride, padding)
-        if call.arg("divisor_override") is not None or amounts != same:
-            raise UnsupportedError(
-                "an average that leaves out padding, or divides by another count"
-            )
-    return _pool("AVERAGE_POOL_2D")(call)
+    made = _pool("AVERAGE_POOL_2D")(call)
+    if _averages_as_the_format(call):
+        return made
+    shape = call.read("self").shape
+    if -1 in call.signature[2:]:
+        raise UnsupportedError("an average of a free size that divides by other counts")
+    factor = Constant("counts", _divided_otherwise(call, shape))
+    counts = call.emitter.laid(call.emitter.constant(factor, None, ""), made.layout)
+    return call.emit("MUL", (made.tensor, counts), made.layout)
+
+
+def _divided_otherwise(call: Call, shape: tuple[int, ...]) -> torch.Tensor:
+    """What the kernel's averages, of images with zeros around, are multiplied by where PyTorch counts
+    otherwise."""
+    rank = len(shape)
+    ones = torch.ones(1, 1, *shape[2:])
+    arguments = {name: value for name, value in call.args.items() if name != "self"}
+    wanted = call.node.target(ones, **arguments)  # type: ignore[operator]
+    kernel, stride, padding = _window(call, rank)
+    (top, bottom), (left, right) = _amounts(
+        pair(shape[2:], rank), pair(call.shape[2:], rank), kernel, stride, padding
+    )
+    image_of_ones = ones if rank == 4 else ones[:, :, None]
+    around = torch.nn.functional.pad(image_of_ones, (left, right, top, bottom))
+    return wanted / torch.nn.functional.avg_pool2d(around, kernel, stride).reshape(wanted.shape)
 
 
 def _adaptive(call: Call) -> Value:
@@ -121,6 +131,8 @@ def _adaptive(call: Call) -> Value:
         if call.shape[2:] == (1,) * (rank - 2):
             return _reduced("MEAN", call, list(range(2, rank)), keep=True)
         raise UnsupportedError("an adaptive average of a free size")
+    if call.shape[2:] == (1,) * (rank - 2):
+        return _reduced("MEAN", call, list(range(2, rank)), keep=True)
     made = image_output(call)
     windows = []
     for n, out in zip(source.shape[1:3], made.shape[1:3], strict=True):
@@ -137,6 +149,11 @@ def _whole_windows(call: Call) -> bool:
     held = call.held(call.args["self"])
     sizes = held.integers.shape if hasattr(held, "integers") else ()
     return all(n % out == 0 for n, out in zip(sizes[2:], call.shape[2:], strict=False))
+
+
+def _several(call: Call) -> bool:
+    """Whether the result has several places: a mean of all of them has qparams of its own."""
+    return any(size > 1 for size in call.shape[2:])
 
 
 def _reduced(code: str, call: Call, axes: Sequence[int], keep: bool) -> Value:
@@ -246,22 +263,24 @@ def _int8_mean(call: Call) -> bool:
 
 
 TABLE: Table = {
-    _aten.max_pool1d.default: Rule(_pool("MAX_POOL_2D"), _all, keeps=True, fuses=True),
-    _aten.max_pool2d.default: Rule(_pool("MAX_POOL_2D"), _all, keeps=True, fuses=True),
-    _aten.avg_pool1d.default: Rule(_average, _averages_as_the_format, keeps=True),
-    _aten.avg_pool2d.default: Rule(_average, _averages_as_the_format, keeps=True),
-    _aten.adaptive_avg_pool1d.default: Rule(_adaptive, _whole_windows, keeps=True),
-    _aten.adaptive_avg_pool2d.default: Rule(_adaptive, _whole_windows, keeps=True),
-    _aten.mean.dim: Rule(_reduction("MEAN"), _int8_mean),
-    _aten.sum.dim_IntList: Rule(_reduction("SUM")),
-    _aten.amax.default: Rule(_reduction("REDUCE_MAX")),
-    _aten.amin.default: Rule(_reduction("REDUCE_MIN")),
-    _aten.argmax.default: Rule(_arg("ARG_MAX")),
-    _aten.argmin.default: Rule(_arg("ARG_MIN")),
-    _aten.cumsum.default: Rule(_cumsum),
-    _aten.softmax.int: Rule(_softmax("SOFTMAX"), _fixed(UNIT)),
-    _aten._softmax.default: Rule(_softmax("SOFTMAX"), _fixed(UNIT)),
-    _aten.log_softmax.int: Rule(_softmax("LOG_SOFTMAX"), _fixed(_LOG_UNIT)),
-    _aten.upsample_nearest2d.vec: Rule(_resize("RESIZE_NEAREST_NEIGHBOR"), _all, keeps=True),
-    _aten.upsample_bilinear2d.vec: Rule(_resize("RESIZE_BILINEAR"), _all, keeps=True),
+    overload("max_pool1d"): Rule(_pool("MAX_POOL_2D"), _all, keeps=True, fuses=True),
+    overload("max_pool2d"): Rule(_pool("MAX_POOL_2D"), _all, keeps=True, fuses=True),
+    overload("avg_pool1d"): Rule(_average, _averages_as_the_format, keeps=True),
+    overload("avg_pool2d"): Rule(_average, _averages_as_the_format, keeps=True),
+    overload("adaptive_avg_pool1d"): Rule(_adaptive, _whole_windows, keeps=_several),
+    overload("adaptive_avg_pool2d"): Rule(_adaptive, _whole_windows, keeps=_several),
+    overload("mean", "dim"): Rule(_reduction("MEAN"), _int8_mean),
+    overload("sum", "dim_IntList"): Rule(_reduction("SUM")),
+    overload("amax"): Rule(_reduction("REDUCE_MAX")),
+    overload("amin"): Rule(_reduction("REDUCE_MIN")),
+    overload("argmax"): Rule(_arg("ARG_MAX")),
+    overload("argmin"): Rule(_arg("ARG_MIN")),
+    overload("cumsum"): Rule(_cumsum),
+    overload("softmax", "int"): Rule(_softmax("SOFTMAX"), _fixed(UNIT)),
+    overload("_softmax"): Rule(_softmax("SOFTMAX"), _fixed(UNIT)),
+    overload("log_softmax", "int"): Rule(_softmax("LOG_SOFTMAX"), _fixed(_LOG_UNIT)),
+    overload("upsample_nearest2d", "vec"): Rule(
+        _resize("RESIZE_NEAREST_NEIGHBOR"), _all, keeps=True
+    ),
+    overload("upsample_bilinear2d", "vec"): Rule(_resize("RESIZE_BILINEAR"), _all, keeps=True),
 }

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.images import activation
@@ -16,10 +15,10 @@ from backquant.deploy.litert.layouts import Layout, plain
 from backquant.deploy.litert.network import Array, Tensor
 from backquant.deploy.litert.values import UnsupportedError, Value
 from backquant.deploy.litert.weights import bias_of, has_integer_weight, stored_weight
+from backquant.operators import overload
 
 __all__ = ["TABLE"]
 
-_aten = torch.ops.aten
 _MOST_AXES = 5  # of the kernel of matrix products
 
 
@@ -83,9 +82,9 @@ def _few_axes(call: Call) -> bool:
 
 _PRODUCT = Rule(_matmul, _few_axes)
 TABLE: Table = {
-    _aten.linear.default: Rule(_linear, has_integer_weight(0), fuses=True),
-    _aten.matmul.default: _PRODUCT,
-    _aten.bmm.default: _PRODUCT,
-    _aten.mm.default: _PRODUCT,
-    _aten.embedding.default: Rule(_embedding),
+    overload("linear"): Rule(_linear, has_integer_weight(0), fuses=True),
+    overload("matmul"): _PRODUCT,
+    overload("bmm"): _PRODUCT,
+    overload("mm"): _PRODUCT,
+    overload("embedding"): Rule(_embedding),
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from backquant.deploy.litert.flatbuffer import CHANNELS_LAST
 from backquant.deploy.litert.network import Array
 
 __all__ = ["LoadedFile", "ReadOperator", "interpreter_of", "read_back", "run_file"]
@@ -47,7 +47,7 @@ class ReadOperator:
 
 
 def interpreter_of(
-    content: bytes | Path, *, reference: bool = False, delegates: bool = True, threads: int = 1
+    content: bytes, *, reference: bool = False, delegates: bool = True, threads: int = 1
 ) -> Any:
     """The interpreter of a file. ``reference``: LiteRT's reference kernels; ``delegates``: XNNPACK's,
     where they are."""
@@ -58,10 +58,9 @@ def interpreter_of(
         kind = OpResolverType.BUILTIN_REF
     elif not delegates:
         kind = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    given = (
-        {"model_content": content} if isinstance(content, bytes) else {"model_path": str(content)}
+    return Interpreter(
+        model_content=content, experimental_op_resolver_type=kind, num_threads=threads
     )
-    return Interpreter(**given, experimental_op_resolver_type=kind, num_threads=threads)
 
 
 def read_back(content: bytes) -> list[ReadOperator]:
@@ -106,10 +105,21 @@ def _delegated(details: Sequence[Mapping[str, Any]]) -> set[int]:
 
 
 class LoadedFile:
-    """See ``backquant.deploy.session.Loaded``: arrays in PyTorch's order of arguments."""
+    """See ``backquant.deploy.session.Loaded``: arrays as the model takes and gives them; a file with
+    integers at its edges, or with its channels last, is given and gives what the model does."""
 
-    def __init__(self, content: bytes | Path, *, reference: bool = False, threads: int = 1) -> None:
-        self.interpreter = interpreter_of(content, reference=reference, threads=threads)
+    def __init__(
+        self,
+        content: bytes,
+        *,
+        reference: bool = False,
+        delegates: bool = True,
+        threads: int = 1,
+    ) -> None:
+        self.interpreter = interpreter_of(
+            content, reference=reference, delegates=delegates, threads=threads
+        )
+        self._channels_last = _is_channels_last(content)
         self._inputs = self.interpreter.get_input_details()
         self._outputs = self.interpreter.get_output_details()
         self._shapes: list[tuple[int, ...]] = []
@@ -117,24 +127,56 @@ class LoadedFile:
     @property
     def inputs(self) -> dict[str, list[int | None]]:
         """The sizes of each input; free ones are ``None``."""
-        return {
-            each["name"]: [None if size == -1 else int(size) for size in each["shape_signature"]]
-            for each in self._inputs
-        }
+        found = {}
+        for each in self._inputs:
+            sizes = [None if size == -1 else int(size) for size in each["shape_signature"]]
+            if self._channels_last and len(sizes) == 4:
+                sizes = [sizes[0], sizes[3], *sizes[1:3]]
+            found[each["name"]] = sizes
+        return found
 
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """One call."""
-        arrays = [np.asarray(each) for each in inputs]
+        given = zip(inputs, self._inputs, strict=True)
+        arrays = [self._as_stored(np.asarray(value), each) for value, each in given]
         shapes = [array.shape for array in arrays]
         if shapes != self._shapes:
             for each, array in zip(self._inputs, arrays, strict=True):
-                self.interpreter.resize_tensor_input(each["index"], array.shape)
+                self.interpreter.resize_tensor_input(each["index"], array.shape, strict=True)
             self.interpreter.allocate_tensors()
             self._shapes = shapes
         for each, array in zip(self._inputs, arrays, strict=True):
-            self.interpreter.set_tensor(each["index"], array.astype(each["dtype"]))
+            self.interpreter.set_tensor(each["index"], array)
         self.interpreter.invoke()
-        return [self.interpreter.get_tensor(each["index"]) for each in self._outputs]
+        return [self._as_given(each) for each in self._outputs]
+
+    def _as_stored(self, array: Array, detail: Mapping[str, Any]) -> Array:
+        if self._channels_last and array.ndim == 4:
+            array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+        scale, zero_point = detail["quantization"]
+        dtype = np.dtype(detail["dtype"])
+        if scale and array.dtype.kind == "f":
+            limits = np.iinfo(dtype)
+            steps = np.rint(array.astype(np.float64) / scale) + zero_point
+            array = np.clip(steps, limits.min, limits.max)
+        return array.astype(dtype)
+
+    def _as_given(self, detail: Mapping[str, Any]) -> Array:
+        array = self.interpreter.get_tensor(detail["index"])
+        scale, zero_point = detail["quantization"]
+        if scale:
+            array = ((array.astype(np.int64) - zero_point) * np.float64(scale)).astype(np.float32)
+        if self._channels_last and array.ndim == 4:
+            array = array.transpose(0, 3, 1, 2)
+        return np.asarray(array)
+
+
+def _is_channels_last(content: bytes) -> bool:
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.Model.GetRootAs(content, 0)
+    names = (model.Metadata(place).Name() for place in range(model.MetadataLength()))
+    return CHANNELS_LAST.encode() in names
 
 
 def run_file(content: bytes, inputs: Sequence[Any], *, reference: bool = False) -> list[Array]:

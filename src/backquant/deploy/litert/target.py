@@ -17,7 +17,6 @@ from torch import fx
 from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
-from backquant.deploy.litert.agreement import check_agreement
 from backquant.deploy.litert.flatbuffer import to_bytes
 from backquant.deploy.litert.lowering import Lowered, Lowering, RefusedError
 from backquant.deploy.litert.readback import LoadedFile, ReadOperator, read_back
@@ -53,16 +52,19 @@ class LiteRTTarget:
         return [*stated, *_wrong_dtypes(job.module), *_unknown(job)]
 
     def write(self, job: ExportJob, path: Path) -> Written:
-        """Write, read back, run."""
+        """Write, and read back."""
         lowered, content = written_file(job)
         path.write_bytes(content)
         found = read_back(content)
-        check_agreement(job, lowered.network, content)
         return _report(job, lowered, found)
 
     def loaded(self, path: Path) -> LoadedFile:
         """See ``backquant.deploy.session``."""
-        return LoadedFile(path)
+        return LoadedFile(path.read_bytes())
+
+    def exact(self, path: Path) -> LoadedFile:
+        """See ``backquant.deploy.agreement``: without XNNPACK."""
+        return LoadedFile(path.read_bytes(), delegates=False)
 
 
 def written_file(job: ExportJob) -> tuple[Lowered, bytes]:
@@ -73,7 +75,7 @@ def written_file(job: ExportJob) -> tuple[Lowered, bytes]:
         lowered = Lowering(program, RULES, **flags).run()
     except RefusedError as error:
         raise _refused(job, program, error) from error
-    return lowered, to_bytes(lowered.network)
+    return lowered, to_bytes(lowered.network, channels_last=flags["channels_last"])
 
 
 def _refused(job: ExportJob, program: Program, error: RefusedError) -> ExportError:
