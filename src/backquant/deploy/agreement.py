@@ -105,7 +105,8 @@ def _called(job: ExportJob, words: str, inputs: Any) -> Iterator[_Call]:
 def _sized(job: ExportJob, size: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
     names = [str(node.target) for node in job.module.graph.find_nodes(op="placeholder")]
     grown = with_sizes_on_free_axes(job.args, job.kwargs, job.dynamic_shapes, (names, size))
-    return _drawn(grown)
+    drawn: tuple[tuple[Any, ...], dict[str, Any]] = _drawn(grown)
+    return drawn
 
 
 def _drawn(inputs: Any) -> Any:

@@ -56,7 +56,10 @@ def _flat(column: torch.Tensor | None) -> Any:
     return None if column is None else column.reshape(-1)
 
 
-def _is_precise(source: tuple[Any, ...], result: Sequence[Any]) -> bool:
+_Source = tuple[torch.Tensor, torch.Tensor, float, int]
+
+
+def _is_precise(source: _Source, result: Sequence[Any]) -> bool:
     """Whether the bias may make up for the zero point: ``rounds_within``."""
     return bool(result[2].itemsize > 1) or rounds_within(*source, result[0])
 
