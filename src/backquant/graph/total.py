@@ -11,6 +11,7 @@ without an end is an ``InputError`` here, before it is done:
 5. Sums, products and common multiples check each step.
 6. Operators of ``torch.ops`` without an overload get a tensor first, where one of their overloads takes none.
 7. Tensors go to torch's operators, with numbers and tensors; their first axis is iterated, as rule 2 says.
+8. Operators that measure the range of a tensor take one without elements (an empty batch).
 
 ``total`` is asked by the executor of graphs (``call_table.py``), for every graph.
 """
@@ -34,6 +35,9 @@ _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 _DIGITS = 400  # beyond any float
 _ATOMS = frozenset({float, bool, complex, type(None), torch.Tensor})
 _TEXTS = (str, bytes)
+_MEASURING = frozenset(
+    f"quantized_decomposed::{name}" for name in ("choose_qparams", "choose_qparams_symmetric")
+)
 _SEQUENCES = (list, tuple, range, dict, set, frozenset, *_TEXTS)
 Function = Callable[..., Any]
 
@@ -51,6 +55,8 @@ def total(function: Function) -> Function:
     """
     if isinstance(function, OpOverloadPacket):
         return _packet(function)
+    if isinstance(function, OpOverload) and function._schema.name in _MEASURING:
+        return _or_nothing(function, _no_qparams)
     try:
         return _TOTAL.get(function, function)
     except TypeError:  # an object that is no key
@@ -68,6 +74,26 @@ def is_of_tensors(overload: OpOverload) -> bool:
     types = [str(value.type) for value in (*schema.arguments, *schema.returns)]
     has_tensors = not schema.returns or any("Tensor" in kind for kind in types)
     return has_tensors and not schema.overload_name.startswith("prim_")
+
+
+def _or_nothing(function: Function, instead: Function) -> Function:
+    """``function``, which measures a tensor; ``instead`` where the tensor has no elements."""
+
+    def called(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(value, *args, **kwargs) if value.numel() else instead(value, *args)
+
+    return called
+
+
+def _no_qparams(value: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A scale and a zero point: any holds what is not there."""
+    return value.new_ones(1, dtype=torch.float64), value.new_zeros(1, dtype=torch.int64)
+
+
+def _no_integers(value: torch.Tensor, dtype: torch.dtype, *_: Any) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return value.to(dtype)
+    return torch.quantize_per_tensor(value, 1.0, 0, dtype)
 
 
 @lru_cache(maxsize=1024)
@@ -313,6 +339,9 @@ def _table() -> dict[Function, Function]:
         sum: _sum,
         math.prod: _prod,
         math.lcm: _lcm,
+        torch.quantize_per_tensor_dynamic: _or_nothing(
+            torch.quantize_per_tensor_dynamic, _no_integers
+        ),
     }
     return table
 
