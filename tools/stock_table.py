@@ -26,10 +26,11 @@ TITLES = {
     "openvino": "OpenVINO",
     "xnnpack": "XNNPACK",
     "inductor": "AOTInductor",
+    "litert": "LiteRT",
 }
 PACKAGES = (
     *("torch", "torchvision", "timm", "transformers", "segmentation-models-pytorch"),
-    *("onnxruntime", "openvino", "executorch"),
+    *("onnxruntime", "openvino", "executorch", "ai-edge-litert"),
 )
 REPORTS = """\
 ## Four reports, before and after

@@ -373,6 +373,14 @@ def _executorch(path: Path, made: Quantized) -> Run:
     return lambda: tensors(call(model, made.inputs))
 
 
+def _litert(path: Path, made: Quantized) -> Run:
+    from backquant.deploy.litert.readback import LoadedFile
+
+    file = LoadedFile(path.read_bytes())
+    feed = _feed(list(file.inputs), made)
+    return lambda: [torch.from_numpy(found) for found in file.run(list(feed.values()))]
+
+
 def _inductor(path: Path, made: Quantized) -> Run:
     """A package takes an object, such as a cache, as a tuple of its tensors."""
     model, inputs = torch._inductor.aoti_load_package(str(path)), made.inputs
@@ -394,6 +402,7 @@ SETUPS = {
     "openvino": Setup("openvino"),
     "xnnpack": Setup("xnnpack"),
     "inductor": Setup("inductor_x86"),
+    "litert": Setup("litert"),
 }
 
 _ROADS: dict[str, Callable[[Quantized], Outcome]] = {
@@ -407,6 +416,7 @@ _ROADS: dict[str, Callable[[Quantized], Outcome]] = {
     "openvino": partial(exported, ".xml", _openvino),
     "xnnpack": partial(exported, ".pte", _executorch),
     "inductor": partial(exported, ".pt2", _inductor),
+    "litert": partial(exported, ".tflite", _litert),
 }
 
 

@@ -16,7 +16,7 @@ _SYSTEMS = {
 
 @lru_cache
 def _system(accelerator: str) -> str:
-    import ethosu  # type: ignore[import-not-found]
+    import ethosu
 
     path = Path(next(iter(ethosu.__path__))) / "config_files" / "Arm" / "vela.ini"
     macs, system, memory = _SYSTEMS[accelerator]

@@ -270,7 +270,7 @@ _ADD = Rule(_binary("ADD"), _few_axes, fuses=True)
 _SUB = Rule(_binary("SUB"), _few_axes, fuses=True)
 _MUL = Rule(_binary("MUL"), _few_axes, fuses=True)
 _DIV = Rule(_divided, _by_a_constant, fuses=True)
-_COPY = Rule(_copied, _yes, keeps=True)
+_COPY = Rule(_copied, _yes, keeps=True, moves=True)
 _CLAMP = Rule(_clamp, _yes, keeps=True)
 _FLOATS = {
     "abs.default": "ABS",

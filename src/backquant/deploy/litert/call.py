@@ -30,12 +30,14 @@ class Rule:
     """How one operator is written.
 
     ``integer``: whether there is a kernel on integers for a call. ``keeps``: that kernel's result has the
-    qparams of its input. ``fuses``: the kernel clamps its result.
+    qparams of its input. ``moves``: its values are those of its operands, so that
+    integers stay integers whatever reads them. ``fuses``: the kernel clamps its result.
     """
 
     write: Callable[[Call], Value]
     integer: Callable[[Call], bool] = lambda call: False  # noqa: ARG005
     keeps: bool | Callable[[Call], bool] = False
+    moves: bool = False
     fuses: bool = False
 
 
@@ -124,7 +126,7 @@ class Call:
             return self.emitter.constant(found, scales, self.dtype)
         value = found.integers if isinstance(found, Dequantized) else found
         if scales is None or value.scales is None:
-            return value  # type: ignore[no-any-return]
+            return value
         return self.emitter.quantize(value, scales, self.dtype)
 
     def floats(self, found: Any) -> Value:

@@ -23,8 +23,8 @@ class Emitter:
     def __init__(self) -> None:
         self.network = Network()
         self.node = ""
-        self._laid: dict[tuple[int, Layout], Value] = {}
-        self._converted: dict[tuple[int, Any], Value] = {}
+        self._laid: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self._converted: dict[tuple[int, Any], Tensor] = {}
         self._constants: dict[Any, Tensor] = {}
         self._keyed: list[Any] = []  # by identity: they live as long as this does
 
@@ -66,18 +66,19 @@ class Emitter:
 
     def laid(self, value: Value, layout: Layout) -> Tensor:
         """The tensor of ``value`` in ``layout``: itself, a constant stored so, a reshape of sizes of 1, or a
-        transpose."""
+        transpose. Values that permutations made of one tensor have other layouts: what counts is the order of
+        the stored axes."""
         if value.layout == layout:
             return value.tensor
-        key = (id(value.tensor), layout)
+        order = tuple(value.layout.index(axis) for axis in layout)
+        key = (id(value.tensor), order)
         if key not in self._laid:
             self._keyed.append(value.tensor)
-            self._laid[key] = Value(self._moved(value, layout), layout)
-        return self._laid[key].tensor
+            self._laid[key] = self._moved(value, layout, order)
+        return self._laid[key]
 
-    def _moved(self, value: Value, layout: Layout) -> Tensor:
+    def _moved(self, value: Value, layout: Layout, order: tuple[int, ...]) -> Tensor:
         tensor = value.tensor
-        order = tuple(value.layout.index(axis) for axis in layout)
         made = self.like(
             tensor,
             stored(value.shape, layout),
@@ -120,8 +121,8 @@ class Emitter:
             )
             self._keyed.append(value.tensor)
             self.emit("DEQUANTIZE", (value.tensor,), made)
-            self._converted[key] = Value(made, value.layout, value.columns)
-        return self._converted[key]
+            self._converted[key] = made
+        return Value(self._converted[key], value.layout, value.columns)
 
     def quantize(self, value: Value, scales: Scales, dtype: str) -> Value:
         """Floats as integers, or integers in other steps; the same value where it has these qparams
@@ -136,8 +137,8 @@ class Emitter:
             )
             self._keyed.append(tensor)
             self.emit("QUANTIZE", (tensor,), made)
-            self._converted[key] = Value(made, value.layout, value.columns)
-        return self._converted[key]
+            self._converted[key] = made
+        return Value(self._converted[key], value.layout, value.columns)
 
     def constant(self, constant: Constant, scales: Scales | None, dtype: str) -> Value:
         """A constant in the file; with ``dtype`` of integers, in steps of ``scales``, else in its own."""

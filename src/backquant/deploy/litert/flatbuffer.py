@@ -121,13 +121,14 @@ def _check_size(network: Network) -> None:
 def _builder(flatbuffers: Any) -> Any:
     """Rule 1: vectors of bytes are the buffers."""
 
-    class Aligned(flatbuffers.Builder):  # type: ignore[misc, name-defined]
+    class Aligned(flatbuffers.Builder):
         def CreateNumpyVector(self, x: Any) -> Any:  # noqa: N802 - the builder's name
             if x.dtype != np.uint8:
                 return super().CreateNumpyVector(x)
             self.StartVector(1, x.size, 16)
-            self.head = int(self.head - x.size)
-            self.Bytes[self.head : self.head + x.size] = x.tobytes()
+            first = int(self.Head()) - x.size
+            self.head = first
+            self.Bytes[first : first + x.size] = x.tobytes()
             self.vectorNumElems = x.size
             return self.EndVector()
 

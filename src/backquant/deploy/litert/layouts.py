@@ -161,7 +161,8 @@ def _groups(
         return None
     found = []
     while left or right:
-        one, two = [], []
+        one: list[int] = []
+        two: list[int] = []
         a = b = 1
         while not one or a != b:
             if (a <= b or not right) and left:

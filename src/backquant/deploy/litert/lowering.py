@@ -227,6 +227,8 @@ class Lowering:
         if quantizers and self._on_integers(call, rule, quantizers[0]):
             self._write_integers(call, rule, clamp, quantizers)
             return
+        if rule.moves and self._moved_integers(call, rule):
+            return
         if clamp is not None and rule.fuses:
             activation = fused_clamp(clamp, None)
             if activation is not None:
@@ -235,6 +237,19 @@ class Lowering:
                 self.done.add(clamp)
                 return
         self.values[node] = rule.write(call)
+
+    def _moved_integers(self, call: Call, rule: Rule) -> bool:
+        """Integers that are only moved become floats where something reads them so."""
+        held = [self.values.get(source) for source in _operands(call.node)]
+        parts = [each.integers for each in held if isinstance(each, Dequantized)]
+        if len(parts) < len(held) or len({(p.scales, p.tensor.dtype) for p in parts}) != 1:
+            return False
+        call.integer, call.scales, call.dtype = True, parts[0].scales, parts[0].tensor.dtype
+        if not rule.integer(call):
+            call.integer = False
+            return False
+        self.values[call.node] = Dequantized(rule.write(call))
+        return True
 
     def _on_integers(self, call: Call, rule: Rule, quantize: fx.Node) -> bool:
         """Rule 1; prepares ``call`` for it."""
@@ -316,7 +331,7 @@ def _symbolic(node: fx.Node) -> list[Any]:
 
 def _scales(node: fx.Node) -> Scales:
     qparams = qparams_of(node)
-    return Scales.one(qparams.scale, qparams.zero_point)  # type: ignore[arg-type]
+    return Scales.one(qparams.scale, qparams.zero_point)
 
 
 def _weight_scales(node: fx.Node, lowering: Lowering) -> Scales:

@@ -372,7 +372,7 @@ def _all(_: Call) -> bool:
 
 
 def _kept(write: Callable[[Call], Value]) -> Rule:
-    return Rule(write, _all, keeps=True)
+    return Rule(write, _all, keeps=True, moves=True)
 
 
 def _axis(call: Call) -> Sequence[int]:
@@ -411,8 +411,8 @@ TABLE: Table = {
     overload("select", "int"): _kept(_selected),
     overload("cat"): _kept(_cat),
     overload("stack"): _kept(_stack),
-    overload("pad"): _kept(_constant_pad),
-    overload("constant_pad_nd"): _kept(_constant_pad),
+    overload("pad"): Rule(_constant_pad, _all, keeps=True),
+    overload("constant_pad_nd"): Rule(_constant_pad, _all, keeps=True),
     overload("expand"): _kept(_expand),
     overload("repeat"): _kept(_repeat),
     overload("flip"): _kept(_flip),

@@ -2,7 +2,8 @@
 
 1. The format leaves padding out of averages: where PyTorch counts it, an operator before the kernel adds
    it. Maxima are padded with the lowest value.
-2. An adaptive average over whole windows is an average with these windows; over the whole image a mean.
+2. An adaptive average over the whole image is a mean, over whole windows an average with these, else a
+   product with a matrix along each axis.
 3. Softmax is over the axis that lies last.
 """
 
@@ -18,7 +19,7 @@ from backquant.deploy.litert.arithmetic import UNIT
 from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.images import activation, from_image, image, image_output, pair
 from backquant.deploy.litert.layouts import last, without
-from backquant.deploy.litert.network import Scales
+from backquant.deploy.litert.network import Scales, Tensor
 from backquant.deploy.litert.padding import padded, same_padding
 from backquant.deploy.litert.values import Constant, UnsupportedError, Value
 from backquant.operators import overload
@@ -119,30 +120,50 @@ def _divided_otherwise(call: Call, shape: tuple[int, ...]) -> torch.Tensor:
     )
     image_of_ones = ones if rank == 4 else ones[:, :, None]
     around = torch.nn.functional.pad(image_of_ones, (left, right, top, bottom))
-    return wanted / torch.nn.functional.avg_pool2d(around, kernel, stride).reshape(wanted.shape)
+    counted = torch.nn.functional.avg_pool2d(around, kernel, stride)
+    return torch.as_tensor(wanted / counted.reshape(wanted.shape))
 
 
 def _adaptive(call: Call) -> Value:
     """Rule 2."""
     value = call.read("self")
     rank = len(value.shape)
-    source = image(call, value)
-    if -1 in source.signature[1:3]:
-        if call.shape[2:] == (1,) * (rank - 2):
-            return _reduced("MEAN", call, list(range(2, rank)), keep=True)
-        raise UnsupportedError("an adaptive average of a free size")
     if call.shape[2:] == (1,) * (rank - 2):
         return _reduced("MEAN", call, list(range(2, rank)), keep=True)
+    source = image(call, value)
+    if -1 in source.signature[1:3]:
+        raise UnsupportedError("an adaptive average of a free size")
     made = image_output(call)
-    windows = []
-    for n, out in zip(source.shape[1:3], made.shape[1:3], strict=True):
-        if n % out:
-            raise UnsupportedError("an adaptive average over windows of several sizes")
-        windows.append(n // out)
+    axes = list(zip(source.shape[1:3], made.shape[1:3], strict=True))
+    if any(n % out for n, out in axes):
+        return from_image(call, _by_matrices(call, source, made), rank)
+    windows = [n // out for n, out in axes]
     call.emitter.emit(
         "AVERAGE_POOL_2D", (source,), made, **_pool_options(windows, windows, 1, activation(call))
     )
     return from_image(call, made, rank)
+
+
+def _by_matrices(call: Call, source: Tensor, made: Tensor) -> Tensor:
+    """Averages over windows of several sizes: along each axis a product with a matrix."""
+    n, h, w, c = source.shape
+    batch = source.signature[0]
+    rows, columns = made.shape[1:3]
+    emitter = call.emitter
+    flat = emitter.reshape(source, (n, h, w * c), (batch, h, w * c))
+    halfway = emitter.like(flat, (n, rows, w * c))
+    emitter.emit("BATCH_MATMUL", (_averaging(call, h, rows), flat), halfway)
+    lines = emitter.reshape(halfway, (n * rows, w, c), (-1 if batch == -1 else n * rows, w, c))
+    done = emitter.like(lines, (n * rows, columns, c))
+    emitter.emit("BATCH_MATMUL", (_averaging(call, w, columns), lines), done)
+    return emitter.reshape(done, made.shape, made.signature)
+
+
+def _averaging(call: Call, size: int, outputs: int) -> Tensor:
+    """The matrix, for a batch of one, that averages ``size`` places to ``outputs``."""
+    eye = torch.eye(size).unsqueeze(0)
+    matrix = torch.nn.functional.adaptive_avg_pool1d(eye, outputs).transpose(1, 2)
+    return call.emitter.constant(Constant("windows", matrix), None, "").tensor
 
 
 def _whole_windows(call: Call) -> bool:
@@ -170,8 +191,7 @@ def _reduced(code: str, call: Call, axes: Sequence[int], keep: bool) -> Value:
 def _reduction(code: str, axes: str = "dim") -> Callable[[Call], Value]:
     def write(call: Call) -> Value:
         given = call.arg(axes)
-        operand = call.args.get("input", call.args.get("self"))
-        rank = len(operand.meta["val"].shape)
+        rank = len(call.read("input" if "input" in call.args else "self").shape)
         chosen = [given] if isinstance(given, int) else list(given or range(rank))
         return _reduced(code, call, chosen, bool(call.arg("keepdim", False)))
 

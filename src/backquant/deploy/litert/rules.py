@@ -45,7 +45,7 @@ def _moves(call: Call) -> bool:
     return isinstance(source, fx.Node) and source.target in moves.PARTS
 
 
-RULES[operator.getitem] = Rule(_taken, _moves, keeps=True)
+RULES[operator.getitem] = Rule(_taken, _moves, keeps=True, moves=True)
 
 
 def decomposed(program: Program) -> Program:

@@ -30,6 +30,8 @@ from backquant.reason_codes import ReasonCode
 
 __all__ = ["TARGET", "LiteRTTarget", "written_file"]
 
+#: The options of how inputs and outputs are stored.
+EDGES = ("channels_last", "integer_inputs", "integer_outputs")
 _DTYPES = (torch.int8, torch.int16)
 
 
@@ -44,7 +46,7 @@ class LiteRTTarget:
         Requirement("ai-edge-litert", "ai_edge_litert", "2.0", "2.3"),
         Requirement("flatbuffers", "flatbuffers"),
     )
-    options = ("channels_last", "integer_inputs", "integer_outputs")
+    options: tuple[str, ...] = EDGES
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """Activations of other dtypes, and operators that the format has not."""
@@ -70,12 +72,13 @@ class LiteRTTarget:
 def written_file(job: ExportJob) -> tuple[Lowered, bytes]:
     """The network of a job, and its bytes. Raises ``ExportError`` for what the format cannot express."""
     program = decomposed(job.program)
-    flags = {name: bool(job.options.get(name, False)) for name in LiteRTTarget.options}
+    last, integer_inputs, integer_outputs = (bool(job.options.get(name)) for name in EDGES)
+    lowering = Lowering(program, RULES, last, integer_inputs, integer_outputs)
     try:
-        lowered = Lowering(program, RULES, **flags).run()
+        lowered = lowering.run()
     except RefusedError as error:
         raise _refused(job, program, error) from error
-    return lowered, to_bytes(lowered.network, channels_last=flags["channels_last"])
+    return lowered, to_bytes(lowered.network, channels_last=last)
 
 
 def _refused(job: ExportJob, program: Program, error: RefusedError) -> ExportError:
