@@ -10,6 +10,7 @@ import contextlib
 import copy
 import random
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,9 @@ __all__ = [
 ]
 
 CALIBRATION = 3
-CALLS, THREADED = 250, 50  # of the road ``repeated``
+# Of the road ``repeated``. A model of slow calls (detectors: some 20 s) has as many as end in 10 minutes, and
+# four of each input at least, the fourth of which is recorded for sure.
+CALLS, THREADED, SECONDS = 250, 50, 600.0
 Run = Callable[[], list[torch.Tensor]]
 
 
@@ -208,25 +211,33 @@ def sizes(made: Quantized) -> Outcome:
 
 
 def repeated(made: Quantized) -> Outcome:
-    """250 calls of five inputs in changing order, of other sizes between them, then of two threads at once:
+    """250 calls (see ``SECONDS``) of five inputs in changing order, of other sizes between them, then of two
+    threads at once:
     every one gives the bits of the graph run operator by operator."""
     plain = copy.deepcopy(made.result)
     plain.graph_module.register_forward_hook(lambda *_: None)  # what has hooks is not recorded
     torch.manual_seed(4)
     others = [made.entry.sample(*other) for other in made.entry.others[:2]]
     given = [*_telling(made.inputs), made.entry.sample(), *others]
+    begin = time.perf_counter()
     wanted = [tensors(call(plain, inputs)) for inputs in given]
-    order = random.Random(0).choices(range(len(given)), k=CALLS - len(given))
+    taken = (time.perf_counter() - begin) / len(given)
+    share = min(1.0, SECONDS / taken / (CALLS + THREADED))
+    calls = max(round(share * CALLS), 4 * len(given))
+    order = random.Random(0).choices(range(len(given)), k=calls)
     model = made.result
-    for place in (*range(len(given)), *order):
+    first = [*range(len(given))] * (1 if share == 1.0 else 4)
+    order, threaded = order[len(first) :], order[: round(share * THREADED) or 1]
+    for place in (*first, *order):
         _check_bits(place, tensors(call(model, given[place])), wanted[place])
     with ThreadPoolExecutor(2) as threads:
         answers = threads.map(
-            lambda place: (place, tensors(_direct(model, given[place]))), order[:THREADED]
+            lambda place: (place, tensors(_direct(model, given[place]))), threaded
         )
         for place, got in answers:
             _check_bits(place, got, wanted[place])
-    return Outcome(note=f"{CALLS + THREADED} calls of {len(given)} inputs")
+    count = len(first) + len(order) + len(threaded)
+    return Outcome(note=f"{count} calls of {len(given)} inputs")
 
 
 def _direct(model: Any, inputs: Any) -> Any:

@@ -17,7 +17,6 @@ Rules (PyTorch's)
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from backquant.graph import GraphIndex, Scope
 from backquant.identifiers import label
 from backquant.match.plan import Fusion, RuleKind, RuleRef
 from backquant.qconfig.mapping import MappingRule, QConfigMapping
+from backquant.qconfig.name_patterns import NamePattern
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RuleTable:
         self._types: dict[Any, Hit] = {}
         self._names: dict[str, Hit] = {}
         self._orders: dict[tuple[str, Any, int], Hit] = {}
-        self._regexes: list[tuple[re.Pattern[str], Hit]] = []
+        self._regexes: list[tuple[NamePattern, Hit]] = []
         self._by_path: dict[str, Hit | None] = {}
         self.fallback = _NO_RULE
         for rule in mapping.rules():
@@ -82,7 +82,7 @@ class RuleTable:
         elif ref.kind is RuleKind.MODULE_NAME:
             self._names[label(rule.target)] = hit
         elif ref.kind is RuleKind.MODULE_NAME_REGEX:
-            self._regexes.append((re.compile(rule.target), hit))
+            self._regexes.append((NamePattern(rule.target), hit))
         else:
             path, *rest = rule.target
             order = (label(path), *rest)
@@ -116,7 +116,7 @@ class RuleTable:
 
     def _matching(self, path: str) -> Hit | None:
         for pattern, hit in self._regexes:
-            if pattern.match(path):
+            if pattern.matches(path):
                 return hit
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from backquant.backend_config import operator_name
 from backquant.errors import ConfigError, did_you_mean
+from backquant.qconfig.name_patterns import NamePattern
 from backquant.qconfig.qconfig import qconfig_equals
 
 #: The kinds of rules, weakest first. They are the keys of ``to_dict`` too, but for "global": "".
@@ -93,16 +93,17 @@ class QConfigMapping:
     def set_module_name_regex(self, module_name_regex: str, qconfig: Any) -> QConfigMapping:
         """Set the QConfig of modules whose path matches from its start (``re.match``).
 
-        The first registered match applies, so register narrow patterns first.
-        Raises ConfigError for a broken pattern.
+        The first registered match applies, so register narrow patterns first. Time grows with the length of
+        pattern and path alone, whatever the pattern is. Raises ConfigError for a broken pattern, and for one
+        with back-references, conditions on groups, or atomic groups.
 
         >>> mapping = QConfigMapping().set_module_name_regex(r"block[0-9]+\\.conv", None)
         >>> list(mapping.module_name_regex_qconfigs)
         ['block[0-9]+\\\\.conv']
         """
         try:
-            re.compile(module_name_regex)
-        except (re.error, TypeError) as broken:
+            NamePattern(module_name_regex)
+        except (ValueError, TypeError) as broken:
             raise ConfigError(
                 f"{module_name_regex!r} is not a regular expression: {broken}",
                 where="set_module_name_regex",
