@@ -30,6 +30,7 @@ OURS = [
     "tensorrt_fp8",
     "x86_lowbit",
     "litert",
+    "litert_micro",
     "compressed_tensors",
     "gptq",
     "awq",

@@ -25,6 +25,7 @@ OURS = (
     "inductor_x86",
     "x86_lowbit",
     "litert",
+    "litert_micro",
     "compressed_tensors",
     "gptq",
     "awq",

@@ -36,6 +36,7 @@ _BUILT_IN = (
     "tensorrt_fp8",
     "x86_lowbit",
     "litert",
+    "litert_micro",
     "compressed_tensors",
     "gptq",
     "awq",

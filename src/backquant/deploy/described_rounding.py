@@ -89,10 +89,18 @@ def with_standard_quantize(job: ExportJob) -> ExportJob:
     return replace(job, module=fx.GraphModule(job.module, graph))  # with what the graph reads
 
 
-def unstated_rounding(job: ExportJob, stating: str, own: Container[Any] = ()) -> Iterator[Reason]:
-    """Rule 2: the results of ``job.module`` that neither ``stating`` nor ``own`` has an operator for."""
+def unstated_rounding(
+    job: ExportJob,
+    stating: str,
+    own: Container[Any] = (),
+    arithmetic: Container[tuple[str, str]] = (),
+) -> Iterator[Reason]:
+    """Rule 2: the results of ``job.module`` that neither ``stating`` nor ``own`` has an operator for;
+    ``arithmetic``: what the target's own kernels compute."""
     for node in job.module.graph.nodes:
         if not is_described_quantize(node) or node.target in own:
+            continue
+        if described_arithmetic(node) in arithmetic:
             continue
         requantization, rounding = described_arithmetic(node)
         asked = [f"rounding: {rounding}"]

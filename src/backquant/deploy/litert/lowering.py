@@ -346,7 +346,16 @@ def _weight_scales(node: fx.Node, lowering: Lowering) -> Scales:
     )
 
 
-_MOVING = ("relu", "dropout", "clone", "quantize_per_tensor", "dequantize_per_tensor", "linear")
+_MOVING = (
+    "relu",
+    "dropout",
+    "clone",
+    "quantize_per_tensor",
+    "requantize",
+    "quantize_rounded",
+    "dequantize_per_tensor",
+    "linear",
+)
 
 
 def only_linear_layers_read(node: fx.Node) -> bool:

@@ -32,6 +32,14 @@ __all__ = ["TARGET", "LiteRTTarget", "written_file"]
 
 #: The options of how inputs and outputs are stored.
 EDGES = ("channels_last", "integer_inputs", "integer_outputs")
+#: What LiteRT's kernels have: XNNPACK's, those that round twice, those that round once.
+_ARITHMETIC = (
+    ("float", "half_even"),
+    ("fixed_point_twice", "half_even"),
+    ("fixed_point", "half_up"),
+    ("float", "half_up"),
+    ("float", "half_away"),
+)
 _DTYPES = (torch.int8, torch.int16)
 
 
@@ -50,7 +58,7 @@ class LiteRTTarget:
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """Activations of other dtypes, and operators that the format has not."""
-        stated = unstated_rounding(job, "LiteRT")
+        stated = unstated_rounding(job, "LiteRT", arithmetic=_ARITHMETIC)
         return [*stated, *_wrong_dtypes(job.module), *_unknown(job)]
 
     def write(self, job: ExportJob, path: Path) -> Written:
