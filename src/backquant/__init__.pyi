@@ -70,6 +70,7 @@ from backquant.errors import UsageError as UsageError
 from backquant.interop import as_generator as as_generator
 from backquant.interop import as_quantizer as as_quantizer
 from backquant.interop import decoder_inputs as decoder_inputs
+from backquant.interop import decoder_shapes as decoder_shapes
 from backquant.interop import from_torch_ao as from_torch_ao
 from backquant.interop import to_torch_ao as to_torch_ao
 from backquant.observe import BlockMinMaxObserver as BlockMinMaxObserver

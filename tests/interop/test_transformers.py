@@ -135,13 +135,7 @@ def test_an_exported_decoder_generates(tmp_path: Path) -> None:
     four_bits = backquant.quantize(
         model, example, backend="onnxruntime", weights="int4", group_size=32
     )
-    pair = {"keys": {2: "cached"}, "values": {2: "cached"}}
-    axes = {
-        "input_ids": {1: "new"},
-        "position_ids": {1: "new"},
-        "attention_mask": {1: "all"},
-        "past_key_values": {"layers": [pair, pair]},
-    }
+    axes = backquant.decoder_shapes(model)
     exported = backquant.export(four_bits, tmp_path / "decoder.onnx", dynamic_shapes=axes)
     assert exported.kernel_counts["MatMulNBits(groups of 32) (int4)"] == 15
     with torch.device("meta"):

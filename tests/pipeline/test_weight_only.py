@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.errors import ArtifactError, BackquantError
+from backquant.errors import ArtifactError, BackquantError, CoverageError
 from backquant.runtime import QuantizedModel
 
 
@@ -192,3 +192,13 @@ def test_weights_by_path() -> None:
     whole = backquant.quantize(model, words, backend="onnxruntime", weights={"": "int4:32"})
     plain = backquant.quantize(model, words, backend="onnxruntime", weights="int4", group_size=32)
     assert torch.equal(whole(words), plain(words))
+
+
+def test_the_condition_that_failed_is_the_reason() -> None:
+    """Weights of the requested dtype are admitted; the number of output features is not."""
+    with pytest.raises(CoverageError) as raised:
+        backquant.quantize(
+            nn.Sequential(nn.Linear(128, 1000)), torch.ones(1, 128), weights="int4", group_size=32
+        )
+    assert "out_channels 1000, admitted out_channels a multiple of 16" in str(raised.value)
+    assert "int8" not in raised.value.where

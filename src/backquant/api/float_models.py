@@ -24,6 +24,7 @@ from backquant.prepare import prepared_state
 from backquant.runtime import QuantizedModel
 
 _LAYERS = ("torch.", "backquant.")
+_TORCHAO = "torchao."  # subclasses of tensors, which hold integers
 _RANGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -103,6 +104,14 @@ def refuse_quantized(model: nn.Module) -> None:
     >>> refuse_quantized(nn.Linear(2, 2))
     """
     for path, part in model.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            kind = type(parameter)
+            if kind.__module__.startswith(_TORCHAO):
+                raise UsageError(
+                    f"the model is quantized already, by torchao: {path}.{name} is a {kind.__name__}",
+                    where="model",
+                    fix="pass the float model; or float weights: parameter.dequantize()",
+                )
         if isinstance(part, (QuantizedModel, ReferenceModel, IntegerWeights)):
             held = f": {path!r} is a {type(part).__name__}" if path else ""
             raise UsageError(

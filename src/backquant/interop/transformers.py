@@ -61,6 +61,38 @@ def decoder_inputs(model: nn.Module, input_ids: torch.Tensor, *, cached: int) ->
     }
 
 
+def decoder_shapes(model: nn.Module) -> dict[str, Any]:
+    """``dynamic_shapes`` of a decoder's export: batch, new tokens and cached tokens are free.
+
+    Args:
+        model: a causal language model of ``transformers``, for its configuration alone.
+
+    Raises ``UsageError`` for a model without a configuration that counts its layers.
+
+    >>> decoder_shapes(nn.Identity())
+    Traceback (most recent call last):
+    backquant.errors.UsageError: Identity has no configuration that counts its layers
+      where  decoder_shapes
+      fix    a causal language model of transformers
+    """
+    config = getattr(model, "config", None)
+    config = getattr(config, "text_config", config)
+    layers = getattr(config, "num_hidden_layers", None)
+    if not isinstance(layers, int):
+        raise UsageError(
+            f"{type(model).__name__} has no configuration that counts its layers",
+            where="decoder_shapes",
+            fix="a causal language model of transformers",
+        )
+    cached = {0: "batch", 2: "cached"}
+    return {
+        "input_ids": {0: "batch", 1: "tokens"},
+        "attention_mask": {0: "batch", 1: "length"},
+        "position_ids": {0: "batch", 1: "tokens"},
+        CACHE: {"layers": [{"keys": dict(cached), "values": dict(cached)} for _ in range(layers)]},
+    }
+
+
 def _cache() -> Any:
     from transformers import DynamicCache
 

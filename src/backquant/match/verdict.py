@@ -262,7 +262,13 @@ _WEIGHTS = {
 }
 
 
+# One that has the dtypes requested, and is refused by conditions alone, is nearer than one of other dtypes.
+_CONDITIONS_ALONE = 8
+
+
 def _distance(refusals: tuple[tuple[str, Refusal], ...]) -> int:
+    if all(refusal.rule == ReasonCode.CONDITION for _, refusal in refusals):
+        return _CONDITIONS_ALONE
     return sum(_WEIGHTS.get(refusal.rule, 1) for _, refusal in refusals)
 
 

@@ -1,0 +1,22 @@
+"""A model that torchao has quantized is no float model: refused before anything looks at its weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.errors import UsageError
+
+quantization = pytest.importorskip("torchao.quantization")
+
+
+@pytest.mark.parametrize("call", ["quantize", "explain"])
+def test_weights_of_torchao(call: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 32))
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    with pytest.raises(
+        UsageError, match=r"quantized already, by torchao: 0\.weight is a Int8Tensor"
+    ):
+        getattr(backquant, call)(model, torch.ones(1, 64), backend="x86")
