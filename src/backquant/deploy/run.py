@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,17 +43,20 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
     check_operators(job, target)
     files: list[Path] = []
     with staged(path, files) as staging:
-        written = _written(job, target, staging)
+        with _in_words_of(target, job, staging):
+            written = target.write(job, staging)
         exported = _exported(job, target, path, written)
         _check(exported, job, require)
-        notes = check_agreement(job, target, staging)
+        with _in_words_of(target, job, staging):
+            notes = check_agreement(job, target, staging)
     return replace(exported, files=tuple(files), notes=notes)
 
 
-def _written(job: ExportJob, target: Target, staging: Path) -> Written:
-    """What ``target`` writes. What its own packages raise becomes an ``ExportError`` with their words."""
+@contextmanager
+def _in_words_of(target: Target, job: ExportJob, staging: Path) -> Iterator[None]:
+    """What the packages of ``target`` raise becomes an ``ExportError`` with their words."""
     try:
-        return target.write(job, staging)
+        yield
     except BackquantError:
         raise
     except Exception as error:
