@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,13 +42,14 @@ class NamePattern:
 
     def __init__(self, text: str) -> None:
         try:
-            tree = parser.parse(text)
+            tree: Any = parser.parse(text)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         except (re.error, OverflowError) as error:
             raise ValueError(str(error)) from error
-        self._tree, self._flags = tree, tree.state.flags
-        _Run("", self._flags).sequence(tree, 1)  # refuses what is not supported
+        self._tree: Iterable[Any] = tree
+        self._flags = tree.state.flags
+        _Run("", self._flags).sequence(self._tree, 1)  # refuses what is not supported
 
     def matches(self, name: str) -> bool:
         """Whether the pattern matches from the start of ``name``, as ``re.match`` does."""
@@ -68,7 +69,7 @@ class _Run:
     def _all(self) -> int:
         return (1 << (len(self.text) + 1)) - 1
 
-    def sequence(self, parts: Sequence[Any], places: int) -> int:
+    def sequence(self, parts: Iterable[Any], places: int) -> int:
         """Where ``parts``, one after the other, may end that begin at one of ``places``."""
         for kind, value in parts:
             name = str(kind).lower()
