@@ -103,6 +103,7 @@ IN_FLOAT: dict[str, Function] = {
     "largest_place": lambda x: x.argmax(1),
     "chosen": lambda x: torch.where(x > 0, x, x.flip(2)),
     "sums": lambda x: x.sum(1),
+    "normalized": lambda x: F.normalize(x, dim=1),
     "slice": lambda x: x[:, 1:, ::2, -5:],
 }
 LINES: dict[str, Function] = {

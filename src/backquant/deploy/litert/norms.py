@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from backquant.deploy.litert.call import Call, Rule, Table
-from backquant.deploy.litert.layouts import plain
+from backquant.deploy.litert.layouts import plain, without
 from backquant.deploy.litert.network import Tensor
 from backquant.deploy.litert.values import Constant, UnsupportedError, Value
 from backquant.operators import overload
@@ -135,6 +135,23 @@ def _batch_norm(call: Call) -> Value:
     return Value(tensor, value.layout)
 
 
+def _length(call: Call) -> Value:
+    """The root of the sum of squares."""
+    if call.arg("ord", 2) != 2 or call.arg("dim") is None:
+        raise UnsupportedError("a norm that is not the root of a sum of squares along axes")
+    value = call.read("self")
+    rank, keep = len(value.shape), bool(call.arg("keepdim", False))
+    axes = [axis % rank for axis in call.arg("dim")]
+    places = sorted(value.layout.index(axis) for axis in axes)
+    tensor = value.tensor
+    square = call.emitter.emit("MUL", (tensor, tensor), _like(call, tensor))
+    layout = value.layout if keep else without(value.layout, axes)
+    total = call.output(layout)
+    inputs = (square, call.emitter.integers(places, "axes"))
+    call.emitter.emit("SUM", inputs, total, keepDims=keep)
+    return call.emit("SQRT", (total,), layout)
+
+
 def _attention(call: Call) -> Value:
     if call.arg("is_causal", False) or call.arg("enable_gqa", False):
         raise UnsupportedError("attention with a causal mask or shared heads")
@@ -172,6 +189,7 @@ PARTS: dict[Any, Callable[[Call, fx.Node, int], Value]] = {
 }
 TABLE: Table = {
     overload("layer_norm"): Rule(_layer_norm),
+    overload("linalg_vector_norm"): Rule(_length),
     overload("rms_norm"): Rule(_layer_norm),
     overload("group_norm"): Rule(_group_norm),
     overload("instance_norm"): Rule(_instance_norm),
