@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,10 +15,9 @@ quantization = pytest.importorskip("torchao.quantization")
 
 
 @pytest.mark.parametrize("call", ["quantize", "explain"])
-def test_weights_of_torchao(call: str) -> None:
+def test_weights_of_torchao(call: str, snapshot: Any) -> None:
     model = nn.Sequential(nn.Linear(64, 32))
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
-    with pytest.raises(
-        UsageError, match=r"quantized already, by torchao: 0\.weight is a Int8Tensor"
-    ):
+    with pytest.raises(UsageError) as raised:
         getattr(backquant, call)(model, torch.ones(1, 64), backend="x86")
+    snapshot("torchao", str(raised.value))

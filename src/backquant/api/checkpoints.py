@@ -28,7 +28,7 @@ from backquant.deploy.checkpoints.write import Contents, Source, check_folder, w
 from backquant.deploy.exported import Exported
 from backquant.deploy.files import check_place
 from backquant.deploy.job_of import Reference, reference_of
-from backquant.deploy.target import check_installed, find_target
+from backquant.deploy.target import check_installed, find_target, target_named
 from backquant.errors import CoverageError, UsageError
 from backquant.pipeline.checkpoint_layers import (
     PlannedLayers,
@@ -311,14 +311,15 @@ def checkpoint_target(to: str, place: Path) -> CheckpointTarget:
 
     Raises ``UsageError``, and ``MissingExtraError`` where a package is missing.
     """
-    target = find_target(to, place)
-    if not isinstance(target, CheckpointTarget):
+    if not isinstance(target_named(to), CheckpointTarget):
         known = [*FORMATS, "gguf"]
         raise UsageError(
             f"{to} is no format of checkpoints",
             where=f"to={to!r}",
             fix=f"one of {', '.join(known)}",
         )
+    target = find_target(to, place)
+    assert isinstance(target, CheckpointTarget)  # as the one of that name
     check_installed(target)
     return target
 

@@ -126,7 +126,7 @@ def usual_suffix(name: str) -> str:
     >>> usual_suffix("openvino")
     '.xml'
     """
-    return next(iter(_named(name).suffixes), "")
+    return next(iter(target_named(name).suffixes), "")
 
 
 def find_target(name: str | None, path: Path, backend: str = "") -> Target:
@@ -143,7 +143,7 @@ def find_target(name: str | None, path: Path, backend: str = "") -> Target:
     'tensorrt'
     """
     if name is not None:
-        return _checked_suffix(_named(name), path)
+        return _checked_suffix(target_named(name), path)
     targets = [_load(other) for other in list_targets()]
     targets = [target for target in targets if target.suffixes]
     fitting = [target for target in targets if path.suffix in target.suffixes]
@@ -158,7 +158,12 @@ def find_target(name: str | None, path: Path, backend: str = "") -> Target:
     )
 
 
-def _named(name: str) -> Target:
+def target_named(name: str) -> Target:
+    """The target of that name. Raises ``UsageError`` for a name that no target has.
+
+    >>> target_named("onnx").name
+    'onnx'
+    """
     names = list_targets()
     if name not in names:
         meant = did_you_mean(name, names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import backquant
+from backquant.api.checkpoints import checkpoint_target
 from backquant.deploy.checkpoints import write
-from backquant.errors import ArtifactError, CoverageError, ExportError, UsageError
+from backquant.errors import (
+    ArtifactError,
+    CoverageError,
+    ExportError,
+    MissingExtraError,
+    UsageError,
+)
 from tiny_decoders import folder_of, make
 
 
@@ -90,11 +98,12 @@ def test_bad_input(case: str, tmp_path: Path, snapshot: Any) -> None:
     assert set(tmp_path.iterdir()) == before
 
 
-def test_values_that_are_no_numbers(tmp_path: Path) -> None:
+def test_values_that_are_no_numbers(tmp_path: Path, snapshot: Any) -> None:
     source = folder_of("llama", tmp_path)
     no_number(source)
-    with pytest.raises(ArtifactError, match="holds values that are no numbers"):
+    with pytest.raises(ArtifactError, match="holds values that are no numbers") as raised:
         quantized(source, tmp_path / "out")
+    snapshot("no-numbers", str(raised.value).replace(str(source), "SOURCE"))
     assert not (tmp_path / "out").exists()
 
 
@@ -159,7 +168,7 @@ def test_another_request_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {str(s) for s in backquant.load_checkpoint(place).schemes.values()} == {"int8 by row"}
 
 
-def test_export_of_a_model_in_memory(tmp_path: Path) -> None:
+def test_export_of_a_model_in_memory(tmp_path: Path, snapshot: Any) -> None:
     """Integers, and what quantizing has changed beside them."""
     source, place = folder_of("llama", tmp_path), tmp_path / "out"
     model = make("llama")
@@ -168,8 +177,9 @@ def test_export_of_a_model_in_memory(tmp_path: Path) -> None:
         model, {"input_ids": ids, "use_cache": False}, backend="compressed_tensors",
         weights={"": "int4:32", "lm_head": None},
     )  # fmt: skip
-    with pytest.raises(UsageError, match="takes its configuration and tokenizer"):
+    with pytest.raises(UsageError) as raised:
         backquant.export(quantized_model, place, to="compressed-tensors")
+    snapshot("without-a-source", str(raised.value))
     exported = backquant.export(
         quantized_model, place, to="compressed-tensors", options={"source": source}
     )
@@ -196,3 +206,21 @@ def test_a_model_that_is_not_the_folders(tmp_path: Path) -> None:
             other, tmp_path / "out", to="compressed-tensors",
             options={"source": folder_of("llama", tmp_path)},
         )  # fmt: skip
+
+
+def test_formats_and_packages(
+    tmp_path: Path, snapshot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = folder_of("llama", tmp_path)
+    with pytest.raises(UsageError) as format_:
+        checkpoint_target("onnx", tmp_path / "out")
+    snapshot("no-format-of-checkpoints", str(format_.value))
+    quantized(source, tmp_path / "int4")
+    with pytest.raises(ExportError) as lost:
+        backquant.export(backquant.load_checkpoint(tmp_path / "int4"), tmp_path / "out", to="awq")
+    snapshot("layers-that-a-format-has-not", str(lost.value))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtraError) as missing:
+        quantized(source, tmp_path / "out")
+    snapshot("without-transformers", str(missing.value).replace(str(source), "SOURCE"))
+    assert not (tmp_path / "out").exists()

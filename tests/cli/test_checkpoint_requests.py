@@ -1,0 +1,31 @@
+"""``backquant quantize FOLDER``: what is wrong with the request is said in the options' own names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASES = {
+    "no-format": ("--weights", "int4:32"),
+    "options-of-models": ("--to", "compressed-tensors", "--weights", "int4:32", "--backend", "x86"),
+    "recipe-without-data": ("--to", "gguf", "--weights", "int4:32", "--recipe", "better"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_requests(
+    case: str,
+    run: Callable[..., Any],
+    tmp_path: Path,
+    snapshot: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    result = run("quantize", "folder", *CASES[case], "-o", "out")
+    assert result.status == 2
+    assert not Path("out").exists()
+    snapshot(case, result.err)
