@@ -120,7 +120,7 @@ def quantize_checkpoint(
         ExportError: ``output`` cannot be written, or the disk has no room for it.
         MissingExtraError: transformers, or what the format needs, is not installed.
 
-    >>> quantize_checkpoint("nowhere", "out", to="compressed-tensors", weights="int4:128")
+    >>> quantize_checkpoint("nowhere", "served", to="compressed-tensors", weights="int4:128")
     Traceback (most recent call last):
     backquant.errors.UsageError: there is no folder nowhere
       where  nowhere
