@@ -25,7 +25,7 @@ from backquant.calibrate.batches import inputs_of, some_batches
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0
 from backquant.calibrate.measure import Feed, measure
-from backquant.errors import UsageError
+from backquant.errors import CalibrationError, UsageError
 from backquant.graph.state import copy_state
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
@@ -37,8 +37,13 @@ from backquant.pipeline.plan import ChooseBySample, Planned, Rules, evaluation_c
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
 from backquant.pipeline.weight_only import weight_only_mapping, weights_by_path
-from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping, default_dynamic_qconfig
 from backquant.report.recorded import check_coverage, with_reporting
+
+_AT_EACH_CALL = (
+    "quantize at each call, which needs no data:\n"
+    "qconfig_mapping=QConfigMapping().set_global(default_dynamic_qconfig)"
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,15 @@ class CalibrationCall:
         config = sound_backend(backend)
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "mapping", self._mapping())
+
+    def _needs_no_data(self, model: nn.Module, capturing: Capturing, data: Any) -> bool:
+        """Whether this backend quantizes something of this model with what ``_AT_EACH_CALL`` asks for."""
+        mapping = QConfigMapping().set_global(default_dynamic_qconfig)
+        given = given_request(mapping, self.prepare_custom_config)
+        requested = DefaultedRequest.of(self.config, engine_of(self.config), *given, model)
+        step = planned_for(model, requested, capturing, data)
+        decisions = step.record.plan.decisions.values()
+        return any(each.quantized and each.asked_weight is not None for each in decisions)
 
     @property
     def has_mapping(self) -> bool:
@@ -128,7 +142,14 @@ class CalibrationCall:
         if corrects and not stateful and ranks.size == 1 and checkpoint is None and feed is None:
             watched = watched_set(prepared, batches, example)
         fed = batches if watched is None else watched
-        measure(prepared, fed, progress=progress, ranks=ranks, checkpoint=checkpoint, feed=feed)
+        try:
+            measure(prepared, fed, progress=progress, ranks=ranks, checkpoint=checkpoint, feed=feed)
+        except CalibrationError as error:
+            if batches is None and self._needs_no_data(frozen, capturing, data):
+                raise CalibrationError(
+                    error.what, where=error.where, fix=f"{error.fix}, or {_AT_EACH_CALL}"
+                ) from None
+            raise
         request = requested.request
         return Calibrated(
             source,

@@ -145,6 +145,5 @@ def _refuse_unmeasured(prepared: fx.GraphModule) -> None:
     raise CalibrationError(
         "values that are quantized statically have to be measured, and there is no calibration set",
         where=f"{shown}{more}",
-        fix="calibration=[batch, ...], or quantize at each call, which needs no data:\n"
-        "qconfig_mapping=QConfigMapping().set_global(default_dynamic_qconfig)",
+        fix="calibration=[batch, ...]",
     )
