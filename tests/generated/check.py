@@ -273,6 +273,11 @@ class _Forms:
         return any(not _same(first[name], one[name]) for one in found[1:] for name in first)
 
     def _kernels(self, name: str, x: torch.Tensor) -> None:
+        if not x.numel():  # no values, and PyTorch's operators measure none
+            wanted, given = _outcome(self.reference, x), _outcome(self.lowered, x)
+            if not isinstance(wanted, Exception) and not _alike(wanted, given):
+                self._find(f"{name}: without elements: {_told_or_shape(given)}")
+            return
         try:
             found = check_kernels(self.reference, self.lowered, x)
         except Exception as error:
@@ -321,6 +326,14 @@ def _every_value(module: fx.GraphModule, x: torch.Tensor) -> dict[str, torch.Ten
     with running():
         run.run(x)
     return run.kept
+
+
+def _alike(wanted: Any, given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and given.shape == wanted.shape
+
+
+def _told_or_shape(outcome: Any) -> str:
+    return _told(outcome) if isinstance(outcome, Exception) else str(list(outcome.shape))
 
 
 def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
