@@ -134,3 +134,12 @@ def test_shortcuts_of_a_cpu_are_noted(job: Any) -> None:
 
 def test_a_target_without_a_runtime_is_not_asked(job: Any) -> None:
     assert check_agreement(job, find_target("tensorrt", Path("model.onnx")), PATH) == ()
+
+
+def test_a_file_that_no_call_reached_is_said_to_be_uncompared(job: Any) -> None:
+    def refuses(outputs: list[Any], sizes: list[int]) -> list[Any]:
+        raise ValueError("no such size")
+
+    assert check_agreement(job, _Acme(job, refuses), PATH) == (
+        "nothing was compared in acme: 4 calls were tried",
+    )

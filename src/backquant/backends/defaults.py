@@ -221,6 +221,41 @@ EXECUTORCH_DEFAULTS = BackendDefaults(
     ),
 )
 
+_INTEGER_WEIGHT = QuantDefault(
+    "per_channel_minmax",
+    dtype=torch.qint8,
+    qscheme=torch.per_channel_symmetric,
+    quant_min=-127,
+    quant_max=127,
+)
+_TRAINED_WEIGHT = replace(
+    _INTEGER_WEIGHT,
+    observer="moving_average_per_channel_minmax",
+    fake_quantize="fused_moving_average",
+)
+#: Signed activations in their whole range, symmetric weights without -128.
+SIGNED_DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", dtype=torch.qint8, reduce_range=False),
+    weight=_INTEGER_WEIGHT,
+    qat_activation=QuantDefault(
+        "moving_average_minmax",
+        dtype=torch.qint8,
+        quant_min=-128,
+        quant_max=127,
+        reduce_range=False,
+        fake_quantize="fused_moving_average",
+    ),
+    qat_weight=_TRAINED_WEIGHT,
+    overrides=(
+        RESHAPE,
+        DefaultOverride(
+            TRANSPOSED,
+            weight=replace(_INTEGER_WEIGHT, ch_axis=1),
+            qat_weight=replace(_TRAINED_WEIGHT, ch_axis=1),
+        ),
+    ),
+)
+
 # symmetric everywhere: TensorRT's zero point is 0
 TENSORRT_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric),

@@ -20,16 +20,13 @@ import torch
 
 from backquant.backend_config import (
     BackendConfig,
-    BackendDefaults,
     BackendPatternConfig,
-    DefaultOverride,
     DTypeConfig,
     DTypeWithConstraints,
     QDQRules,
-    QuantDefault,
     Tolerance,
 )
-from backquant.backends.defaults import JOINED, RESHAPE, RESIDUAL, SCORES, TABLES, TRANSPOSED
+from backquant.backends.defaults import JOINED, RESIDUAL, SCORES, SIGNED_DEFAULTS, TABLES
 from backquant.operators import clamped, conv, elementwise, entries_of, linear, shape, spellings
 from backquant.operators.entry import admit, observed
 
@@ -89,40 +86,7 @@ VALUES_OF_ONE = DTypeConfig(
     ACTIVATION, ACTIVATION, where={"output_size": {"one_of": [1, (1,), (1, 1)]}}, tolerance=ONE_STEP
 )
 
-_INTEGER_WEIGHT = QuantDefault(
-    "per_channel_minmax",
-    dtype=torch.qint8,
-    qscheme=torch.per_channel_symmetric,
-    quant_min=-127,
-    quant_max=127,
-)
-_TRAINED_WEIGHT = replace(
-    _INTEGER_WEIGHT,
-    observer="moving_average_per_channel_minmax",
-    fake_quantize="fused_moving_average",
-)
-DEFAULTS = BackendDefaults(
-    activation=QuantDefault("histogram", dtype=torch.qint8, reduce_range=False),
-    weight=_INTEGER_WEIGHT,
-    qat_activation=QuantDefault(
-        "moving_average_minmax",
-        dtype=torch.qint8,
-        quant_min=-128,
-        quant_max=127,
-        reduce_range=False,
-        fake_quantize="fused_moving_average",
-    ),
-    qat_weight=_TRAINED_WEIGHT,
-    overrides=(
-        RESHAPE,
-        DefaultOverride(
-            TRANSPOSED,
-            weight=replace(_INTEGER_WEIGHT, ch_axis=1),
-            qat_weight=replace(_TRAINED_WEIGHT, ch_axis=1),
-        ),
-    ),
-    leave_float=(RESIDUAL, JOINED, TABLES, SCORES),
-)
+DEFAULTS = replace(SIGNED_DEFAULTS, leave_float=(RESIDUAL, JOINED, TABLES, SCORES))
 
 #: Functions of one value: the result has qparams of its own.
 COMPUTED = ("leaky_relu", "prelu", "gelu", "hardswish", "silu", "hardsigmoid")

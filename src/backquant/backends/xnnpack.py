@@ -27,7 +27,6 @@ from torch.nn import functional as F
 
 from backquant.backend_config import (
     BackendConfig,
-    BackendDefaults,
     DefaultOverride,
     DTypeConfig,
     DTypeWithConstraints,
@@ -37,7 +36,7 @@ from backquant.backend_config import (
     QuantDefault,
     Tolerance,
 )
-from backquant.backends.defaults import RESHAPE, TRANSPOSED
+from backquant.backends.defaults import SIGNED_DEFAULTS
 from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
 from backquant.dtypes.tokens import INT4
 from backquant.graph.grouped import grouped_linear
@@ -116,40 +115,13 @@ DYNAMIC_CONV = DTypeConfig(
     tolerance=BY_IMAGE,
 )
 
-_INTEGER_WEIGHT = QuantDefault(
-    "per_channel_minmax",
-    dtype=torch.qint8,
-    qscheme=torch.per_channel_symmetric,
-    quant_min=-127,
-    quant_max=127,
-)
 _AT_EACH_CALL = QuantDefault(
     "placeholder", dtype=torch.qint8, quant_min=-128, quant_max=127, is_dynamic=True
 )
-_TRAINED_WEIGHT = replace(
-    _INTEGER_WEIGHT,
-    observer="moving_average_per_channel_minmax",
-    fake_quantize="fused_moving_average",
-)
-DEFAULTS = BackendDefaults(
-    activation=QuantDefault("histogram", dtype=torch.qint8, reduce_range=False),
-    weight=_INTEGER_WEIGHT,
-    qat_activation=QuantDefault(
-        "moving_average_minmax",
-        dtype=torch.qint8,
-        quant_min=-128,
-        quant_max=127,
-        reduce_range=False,
-        fake_quantize="fused_moving_average",
-    ),
-    qat_weight=_TRAINED_WEIGHT,
+DEFAULTS = replace(
+    SIGNED_DEFAULTS,
     overrides=(
-        RESHAPE,
-        DefaultOverride(
-            TRANSPOSED,
-            weight=replace(_INTEGER_WEIGHT, ch_axis=1),
-            qat_weight=replace(_TRAINED_WEIGHT, ch_axis=1),
-        ),
+        *SIGNED_DEFAULTS.overrides,
         DefaultOverride(
             (nn.Linear, F.linear), activation=_AT_EACH_CALL, between_float_operators=True
         ),

@@ -6,7 +6,8 @@
    allow; else the example's size, twice, half, twice): a program may keep what an earlier call has left.
 3. Each output is compared on its own. What differs by a third of its size and by more than roundings lead the
    reference model (see ``roundings``) is an error.
-4. A target may have a second way to run a file, without the shortcuts of this CPU (sums of 16 bits where it
+4. Where no call could be compared, a note says so.
+5. A target may have a second way to run a file, without the shortcuts of this CPU (sums of 16 bits where it
    has no VNNI). What is right there is right in the file, and noted.
 """
 
@@ -40,7 +41,7 @@ _FACTORS = (1.0, 2.0, 0.5, 2.0)
 
 @runtime_checkable
 class ExactTarget(Protocol):
-    """A target that can run a file without the shortcuts of this CPU: rule 4."""
+    """A target that can run a file without the shortcuts of this CPU: rule 5."""
 
     def exact(self, path: Path) -> Loaded:
         """Load a file that the target wrote."""
@@ -64,10 +65,11 @@ def check_agreement(job: ExportJob, target: Target, path: Path) -> tuple[str, ..
     if not isinstance(target, LoadingTarget):
         return ()
     calls = [*_calls(job)]
-    wrong = _first_wrong(target.loaded(path), calls)
+    wrong, compared = _first_wrong(target.loaded(path), calls)
     if wrong is None:
-        return ()
-    if isinstance(target, ExactTarget) and _first_wrong(target.exact(path), calls) is None:
+        why = f"{len(calls)} calls were tried" if calls else "the model takes no inputs drawn anew"
+        return () if compared else (f"nothing was compared in {target.name}: {why}",)
+    if isinstance(target, ExactTarget) and _first_wrong(target.exact(path), calls)[0] is None:
         return (f"on this CPU {target.name}'s own shortcuts differ from the file: {wrong}",)
     raise ExportError(
         f"{target.name} computes something else than the reference model: {wrong}",
@@ -128,9 +130,9 @@ def _drawn(inputs: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, drawn, inputs)
 
 
-def _first_wrong(loaded: Loaded, calls: Sequence[_Call]) -> str | None:
-    """What the first call that differs gives, in words."""
-    before = ""
+def _first_wrong(loaded: Loaded, calls: Sequence[_Call]) -> tuple[str | None, int]:
+    """What the first call that differs gives, in words, and how many calls agreed before."""
+    before, compared = "", 0
     for call in calls:
         leaves = pytree.tree_leaves((call.job.args, dict(call.job.kwargs)))
         inputs = [part for leaf in leaves for part in tensors_of(leaf) or [leaf]]
@@ -141,9 +143,9 @@ def _first_wrong(loaded: Loaded, calls: Sequence[_Call]) -> str | None:
             continue
         place = _wrong_output(call, results)
         if place is not None:
-            return f"{place} on {call.words}{before}"
-        before = f", called after {call.words}"
-    return None
+            return f"{place} on {call.words}{before}", compared
+        before, compared = f", called after {call.words}", compared + 1
+    return None, compared
 
 
 def _array(value: Any) -> Any:

@@ -102,7 +102,7 @@ def _refused(job: ExportJob, program: Program, error: RefusedError) -> ExportErr
 
 def _report(job: ExportJob, lowered: Lowered, found: Sequence[ReadOperator]) -> Written:
     kernels = []
-    for operation, read in zip(lowered.network.operations, found, strict=False):
+    for operation, read in zip(lowered.network.operations, found, strict=True):
         nodes = (operation.node,) if operation.node else ()
         name = f"{read.code}{' (XNNPACK)' if read.delegated else ''}"
         kernels.append(TargetKernel(name, nodes, read.dtype, integer=read.is_integer))
