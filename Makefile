@@ -53,9 +53,11 @@ sizes: $(VENV)/.test
 
 docs: $(VENV)/.test
 	$(BIN)/python tools/generate_backend_docs.py
+	$(BIN)/python tools/figures.py
 
 docs-check: $(VENV)/.test
 	$(BIN)/python tools/generate_backend_docs.py --check
+	$(BIN)/python tools/figures.py --check
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations=10
 

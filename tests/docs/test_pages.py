@@ -17,7 +17,7 @@ from backquant.dtypes import table
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: Examples by page, in the order in which they are run here. README's compiles.
+#: Examples by page, in the order in which they are run here.
 PAGES = {
     "docs/litert.md": (0,),
     "README.md": [0],
@@ -101,10 +101,7 @@ def test_every_example_is_accounted_for() -> None:
         assert numbers == list(range(len(examples))), name
 
 
-COMPILING = pytest.param("README.md", marks=pytest.mark.xdist_group("compiled"))
-
-
-@pytest.mark.parametrize("page", [COMPILING, *(page for page in PAGES if page != "README.md")])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_examples(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(table, "_ROWS", dict(table._ROWS))  # one registers a dtype
