@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from backquant.runtime.replay.fastest import Fastest
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import NotReplayable, record
+from backquant.runtime.replay.replays import Fastest
 from backquant.runtime.replay.shortened import shortened
 
 

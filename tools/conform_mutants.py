@@ -30,7 +30,7 @@ from backquant.conformance.attempt import Setting
 from backquant.conformance.case import FAILURES, Side, Trial, Verdict
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of
-from backquant.conformance.plan import claims
+from backquant.conformance.run import claims
 from backquant.dtypes import integer_range
 from backquant.errors import BackquantError
 from backquant.operators import all_operators, entries_of

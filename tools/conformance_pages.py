@@ -22,7 +22,7 @@ from backquant import BackendConfig
 from backquant.cli.backends import load_backend
 from backquant.conformance import Conformance
 from backquant.conformance.case import Outcome
-from backquant.conformance.reproducer import script
+from backquant.conformance.run import script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "conformance"
@@ -131,7 +131,7 @@ def findings(runs: Sequence[Conformance]) -> Iterator[str]:
 def _script(outcome: Outcome, run: Conformance) -> str:
     """The script, which makes the description from PyTorch's own; it runs in a checkout."""
     text = script(outcome, torch_spec(run.backend), run.versions)
-    imported = "from backquant.conformance.reproducer import repeat\n"
+    imported = "from backquant.conformance.run import repeat\n"
     text = text.replace(imported, f"{imported}from tools.torch_specs import torch_spec\n")
     return text.replace(f"repeat({run.backend!r},", f"repeat(torch_spec({run.backend!r}),")
 

@@ -13,7 +13,7 @@ from tools.vela.agreement import RECORDED, compared
 from backquant import BackendConfig
 from backquant.conformance import Conformance
 from backquant.conformance import ConformanceVerdict as Verdict
-from backquant.conformance.plan import claims, trials
+from backquant.conformance.run import claims, trials
 
 
 @dataclass(frozen=True)

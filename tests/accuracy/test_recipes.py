@@ -11,7 +11,7 @@ from tests.snapshots import compare as snapshot
 from torch import nn
 
 import backquant
-from backquant.accuracy.recipes import BUILT_IN, moments, recipe_of
+from backquant.accuracy.recipes import BUILT_IN, recipe_of, steps
 from backquant.accuracy.recipes.bench import Bench, Losses
 from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.accuracy.recipes.layers import layers_of
@@ -122,9 +122,9 @@ def test_walks_that_wait_take_little_memory(
     data = [torch.full((1, 3, 8, 8), float(place)) for place in range(12)]
     bench = Bench(draft, data)  # 9 to fit on
     twin = draft.twin()
-    assert len(moments._spread(bench, twin, list(layers_of(twin)))) == 9
-    monkeypatch.setattr(moments, "_BYTES", 1)
-    few = moments._spread(bench, twin, list(layers_of(twin)))
+    assert len(steps._spread(bench, twin, list(layers_of(twin)))) == 9
+    monkeypatch.setattr(steps, "_BYTES", 1)
+    few = steps._spread(bench, twin, list(layers_of(twin)))
     assert [int(batch.max()) for batch in few] == [0, 2, 4, 6]
 
 

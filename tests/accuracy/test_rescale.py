@@ -13,7 +13,7 @@ import backquant
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.channels import Bridge, bridges_of, products_of
 from backquant.accuracy.recipes.draft import Draft
-from backquant.accuracy.recipes.histogram_ranges import divergence, entropy_range, percentile_range
+from backquant.accuracy.recipes.ranges import divergence, entropy_range, percentile_range
 from backquant.accuracy.recipes.rescale import equalized, smoothed
 from backquant.accuracy.recipes.steps import STEPS
 from backquant.api.calibrated import CalibrationCall

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.artifact.records import _encode, decode_records
+from backquant.artifact.store import _encode, decode_records
 from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
@@ -104,7 +104,7 @@ def test_a_class_in_an_output_that_no_file_may_name(snapshot: Callable[..., None
 
 
 def test_no_other_class_of_transformers_is_imported() -> None:
-    from backquant.artifact.records import _found
+    from backquant.artifact.store import _found
 
     assert _found("transformers.cache_utils.DynamicCache", ()) is not None
     for path in (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backquant.artifact.references import check_references
+from backquant.artifact.manifest import check_references
 from backquant.errors import ArtifactError
 
 INPUT = {"op": "placeholder", "name": "x", "target": "x"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from backquant.artifact.stream import pieces
+from backquant.artifact.file import pieces
 from backquant.errors import ArtifactError
 
 

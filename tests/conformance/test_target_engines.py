@@ -11,12 +11,12 @@ from torch import nn
 
 import backquant
 from backquant.conformance import ConformanceVerdict as Verdict
-from backquant.conformance import compiled_engine
+from backquant.conformance import engines
 from backquant.conformance.attempt import Setting
 from backquant.conformance.case import Trial
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of
-from backquant.conformance.plan import claimed, claims
+from backquant.conformance.run import claimed, claims
 from backquant.conformance.side_by_side import joined_graphs
 from backquant.errors import BackquantError, EngineError
 
@@ -80,7 +80,7 @@ def test_compiled_code_is_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def interpreted(graph: Any, arguments: Any, *_: Any) -> Any:
         return lambda given: graph(*given)
 
-    monkeypatch.setattr(compiled_engine, "compile_graph", interpreted)
+    monkeypatch.setattr(engines, "compile_graph", interpreted)
     x86 = backquant.get_backend_config("x86")
     engine = find_conformance_engine(x86, "compiled")
     found = accepted(x86, engine, {"torch.nn.ReLU(torch.add)", "torch.nn.ReLU(torch.conv2d)"})

@@ -13,7 +13,7 @@ from backquant.conformance.attempt import Setting
 from backquant.conformance.case import Outcome, Trial
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of
-from backquant.conformance.plan import claims
+from backquant.conformance.run import claims
 from backquant.conformance.tosa import engine as tosa
 from tosa_in_numpy import evaluated
 

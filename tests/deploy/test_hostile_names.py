@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.deploy.executorch.readback import read_back
+from backquant.deploy.executorch.target import read_back
 from backquant.deploy.session import load_exported
 
 NAMES = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import backquant
-from backquant.deploy.masked_writes import choose_where_masked
+from backquant.deploy.job import choose_where_masked
 from backquant.deploy.program import Program, export_program
 
 X, MASK = torch.arange(24.0).view(2, 3, 4), torch.tensor([True, False, True])

@@ -11,7 +11,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import DTypeConfig
-from backquant.conformance.plan import claimed
+from backquant.conformance.run import claimed
 from backquant.deploy import Exported
 from backquant.errors import CoverageError
 

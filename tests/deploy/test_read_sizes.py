@@ -13,7 +13,7 @@ from torch import fx, nn
 
 import backquant
 from backquant.deploy import write_read_sizes
-from backquant.deploy.value_trace import traced_with_values
+from backquant.deploy.read_sizes import traced_with_values
 from backquant.errors import CaptureError
 
 pytestmark = pytest.mark.xdist_group("imported encoder")  # one worker pays for what they share

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import backquant
-from backquant.deploy.unread import unread_nodes
+from backquant.deploy.run import unread_nodes
 
 
 def like(x: Tensor) -> Tensor:

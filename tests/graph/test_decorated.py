@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from backquant.graph import capture
-from backquant.graph.decorated import as_declared
+from backquant.graph.tracer import as_declared
 
 
 def defaults_of_config(forward):

@@ -15,7 +15,7 @@ from backquant.backend_config.graph_pattern import GraphNode
 from backquant.graph import GraphIndex
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
-from backquant.match.near_misses import NearMisses
+from backquant.match.reasons import NearMisses
 
 TWO = (torch.add, torch.mul, torch.sub)
 ONE = (torch.relu, torch.sigmoid, torch.tanh)

@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backquant.match.min_cut import Network
+from backquant.match.slower import Network
 
 NODES = 4  # beside source and sink
 

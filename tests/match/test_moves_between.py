@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from backquant.match.moves_between import MovesBetween
+from backquant.match.float_policy import MovesBetween
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,7 @@ SOURCE = Path(backquant.__file__).parent
 #: Files that name overloads, and why. This list may only shrink.
 ALLOWED = {
     "graph/einsum.py": "graph stands below operators: the equation that it writes as a product",
-    "graph/export/constants.py": "graph stands below operators: what makes memory of a given dtype",
-    "graph/export/lift.py": "graph stands below operators: reads of sizes, and of rows of a table",
+    "graph/export/lift.py": "graph stands below operators: makes memory, reads sizes and rows",
     "graph/export/recurrent_shapes.py": "graph stands below operators: what recurrent modules call",
     "graph/export/tidy.py": "what export adds: copies, casts, views that are written to",
     "graph/grouped.py": "graph stands below operators: the products that it writes as one linear layer",

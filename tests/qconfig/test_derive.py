@@ -12,7 +12,7 @@ from backquant.backend_config import (
 )
 from backquant.errors import ConfigError
 from backquant.qconfig import get_default_qat_qconfig, get_default_qconfig
-from backquant.qconfig.derive import derive_defaults
+from backquant.qconfig.default_mapping import derive_defaults
 
 
 def backend(*configs: DTypeConfig) -> BackendConfig:

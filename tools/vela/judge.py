@@ -7,7 +7,7 @@ from typing import Any
 from tools.vela.cases import Call
 from tools.vela.tflite import written
 
-from backquant.conformance.tosa.vela import compiled
+from backquant.conformance.tosa.engine import compiled
 
 __all__ = ["on_the_npu"]
 

@@ -10,25 +10,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.artifact import names
 from backquant.artifact.classes import class_path, find_module_class, storable_path
-from backquant.artifact.functions import is_within
+from backquant.artifact.functions import function_path, is_within
 from backquant.artifact.graph import check_targets, decode_graph, encode_graph
 from backquant.artifact.growth import check_growth
-from backquant.artifact.inline import inlined
 from backquant.artifact.kernel_tensors import check_tensors
 from backquant.artifact.kernels import check_config
 from backquant.artifact.names import check_keyword, check_path, renamed
 from backquant.artifact.parts import check_attribute_names, check_module, hides_of_class
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
-from backquant.graph import DeferredGraphModule
+from backquant.graph import DeferredGraphModule, copied_graph, inline_call
 from backquant.graph.hooks import has_own_methods, removal_of
 from backquant.lower.kernels.configured import decode_config
 
@@ -250,3 +251,39 @@ def _checked(path: str, where: str) -> str:
     """``path`` as it is, if a file can hold it."""
     check_path(path, where)
     return path
+
+
+# Functions that a trace left whole (``torch.fx.wrap``), taken apart for the file where that is possible.
+#
+# A file holds operators, not anybody's functions; see ``backquant.graph.wrapped``.
+
+
+def inlined(graph: fx.Graph, allow: Sequence[str] = ()) -> fx.Graph:
+    """``graph``, or one like it with the operators of functions in place of calls that no file can hold.
+
+    A function that cannot be taken apart is left: storing it is refused by name.
+
+    >>> def twice(x, times):
+    ...     return x * 2 if times == 2 else x
+    >>> graph = fx.Graph()
+    >>> _ = graph.output(graph.call_function(twice, (graph.placeholder("x"), 2)))
+    >>> [node.name for node in inlined(graph).nodes], len(graph.nodes)
+    (['x', 'mul', 'output'], 3)
+    """
+    if not any(_is_foreign(node, allow) for node in graph.nodes):
+        return graph
+    graph = copied_graph(graph)
+    for node in list(graph.nodes):
+        if _is_foreign(node, allow):
+            inline_call(graph, node)
+    return graph
+
+
+def _is_foreign(node: fx.Node, allow: Sequence[str]) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, FunctionType):
+        return False
+    try:
+        function_path(node.target, allow)
+    except ArtifactError:
+        return True
+    return False

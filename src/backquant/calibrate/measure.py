@@ -7,19 +7,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
-from torch import fx
+import torch
+from torch import fx, nn
 
 from backquant.calibrate.batches import count_of, first_batch
 from backquant.calibrate.checkpoint import Checkpoint, Kept, fingerprint
 from backquant.calibrate.feed import CalibrationReport, calibrate, unseen_observers
 from backquant.calibrate.group import ALONE, Ranks
 from backquant.calibrate.needs import waiting_for_data
-from backquant.calibrate.observers import site_observers
+from backquant.calibrate.observers import prepared_parts, site_observers
 from backquant.calibrate.progress import Progress, ProgressBar
 from backquant.calibrate.resume import check_mergeable, load_observers, merge_observers, state_of
-from backquant.calibrate.tiny import tiny_values
 from backquant.errors import CalibrationError, UsageError
-from backquant.prepare import prepared_state, with_state
+from backquant.prepare import Role, prepared_state, with_state
 
 _SHOWN = 8
 
@@ -147,3 +147,41 @@ def _refuse_unmeasured(prepared: fx.GraphModule) -> None:
         where=f"{shown}{more}",
         fix="calibration=[batch, ...]",
     )
+
+
+# Values that quantization makes zero: all of them nearer to it than half the smallest scale.
+
+
+def tiny_values(prepared: fx.GraphModule) -> tuple[tuple[str, float], ...]:
+    """What was measured to be smaller than half of its observer's ``eps``, with that smallest scale.
+
+    Zeros alone are none of these: they stay what they are. A value whose observer keeps no ``min_val``,
+    ``max_val`` and ``eps``, or measures each channel apart, is not known of.
+
+    >>> import torch
+    >>> from backquant import get_default_qconfig_mapping, prepare_fx
+    >>> model = nn.Sequential(nn.Linear(2, 2)).eval()
+    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 2))
+    >>> _ = prepared(torch.full((1, 2), 1e-9))
+    >>> [name for name, _ in tiny_values(prepared)]
+    ['input_1']
+    """
+    found: dict[str, float] = {}
+    for prefix, part in prepared_parts(prepared):
+        sites = prepared_state(part).sites
+        for head in sites.groups():
+            smallest = _smallest_scale(part.get_submodule(head))
+            if sites[head].role is not Role.WEIGHT and smallest is not None:
+                found[f"{prefix}{sites[head].value}"] = smallest
+    return tuple(found.items())
+
+
+def _smallest_scale(observer: nn.Module) -> float | None:
+    """``eps`` of an observer that measured nothing but values that become zero with it."""
+    measuring = getattr(observer, "activation_post_process", observer)
+    low, high, eps = (getattr(measuring, name, None) for name in ("min_val", "max_val", "eps"))
+    if not all(isinstance(part, torch.Tensor) and part.numel() == 1 for part in (low, high, eps)):
+        return None
+    assert low is not None and high is not None and eps is not None
+    reach = max(abs(float(low)), abs(float(high)))
+    return float(eps) if 0 < reach < float(eps) / 2 else None

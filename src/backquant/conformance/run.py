@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -16,16 +17,16 @@ from typing import IO, Any
 
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.conformance.attempt import Setting
-from backquant.conformance.case import Outcome, Trial
+from backquant.conformance.case import Claim, Outcome, Side, Trial, dtypes_text, trial_from
+from backquant.conformance.combinations import combinations, combined_model
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of, size_of_groups
-from backquant.conformance.models import Examples
-from backquant.conformance.plan import claimed, claims, trials
-from backquant.conformance.reproducer import script
+from backquant.conformance.models import Examples, NoExampleError, float_model
+from backquant.conformance.requests import asked_for
 from backquant.conformance.results import Conformance
 from backquant.conformance.seam import ConformanceEngine
 from backquant.conformance.workers import Pool
-from backquant.errors import BackquantError, UnknownBackendError, UsageError
+from backquant.errors import BackquantError, UnknownBackendError, UsageError, did_you_mean
 from backquant.files import replace_file
 
 #: How many uses of the operator are tried for each claim: its example, then drawn ones.
@@ -249,3 +250,137 @@ def _kept(backend: BackendConfig, folder: Path) -> str:
     except BackquantError:  # a function of its own has no name
         return ""
     return name
+
+
+# A script for one case: what it is made of, and the call that repeats it.
+
+_WIDTH = 100
+_MOST = 12  # lines of a model and a request
+
+
+def repeat(
+    backend: BackendConfig | str,
+    trial: Mapping[str, Any],
+    case: str = "",
+    engine: ConformanceEngine | str | None = None,
+) -> list[Outcome]:
+    """The outcomes of a trial again, in this process; of one ``case``, if it is named.
+
+    >>> from backquant.conformance import conform
+    >>> data = {"claim": {"entry": 0, "config": 0, "pattern": "torch.nn.Conv1d", "dtypes": ""}, "number": 0,
+    ...         "side": "accepted", "seed": 0}
+    >>> {outcome.kernel for outcome in repeat("fbgemm", data)}
+    {'quantized.conv1d(fbgemm)'}
+    """
+    config = get_backend_config(backend) if isinstance(backend, str) else backend
+    setting = Setting(claimed(config), find_conformance_engine(config, engine))
+    found = (outcome for _, outcome in outcomes_of([trial_from(trial)], setting))
+    return [each for each in found if each is not None and case in ("", each.case)]
+
+
+def script(
+    outcome: Outcome,
+    backend: BackendConfig,
+    versions: Mapping[str, str],
+    *,
+    file: str = "",
+    engine: str = "",
+) -> str:
+    """At most 30 lines of Python that repeat ``outcome``, with the versions that it was found with.
+
+    ``file``: where the description lies beside the script, if it has no name that is known everywhere;
+    ``engine``: what it was asked for by, if that is not the engine's name.
+    """
+    return "\n".join(_lines(outcome, backend, versions, file, engine or outcome.engine)) + "\n"
+
+
+def _lines(
+    outcome: Outcome, backend: BackendConfig, versions: Mapping[str, str], file: str, engine: str
+) -> Iterator[str]:
+    yield f"# {outcome.verdict.value}: {backend.name} on {outcome.engine}"
+    yield f"# {outcome.pattern}: {outcome.dtypes}"
+    yield f"# {outcome.use}"
+    if outcome.steps > outcome.limit:
+        yield f"# {outcome.steps:g} steps off, {outcome.limit:g} are stated, by {outcome.kernel}"
+    if outcome.detail:
+        yield f"# {outcome.detail}"
+    yield f"# found with {', '.join(f'{name} {version}' for name, version in versions.items())}"
+    yield from (f"#   {line}"[:_WIDTH] for line in _made_of(outcome, backend)[:_MOST])
+    if file:
+        yield from ("from pathlib import Path", "from backquant import BackendConfig")
+    yield "from backquant.conformance.run import repeat"
+    yield ""
+    described = f"BackendConfig.load(Path(__file__).with_name({file!r}))"
+    yield f"trial = {dict(outcome.trial)!r}"
+    yield f"case = {outcome.case!r}"
+    yield f"for outcome in repeat({described if file else repr(backend.name)}, trial, case, {engine!r}):"
+    yield '    print(f"{outcome.verdict.value}: {outcome.steps:g} steps off; {outcome.detail}")'
+
+
+def _made_of(outcome: Outcome, backend: BackendConfig) -> list[str]:
+    """The model and the request, as code."""
+    trial = trial_from(outcome.trial)
+    entry = backend.configs[trial.claim.entry]
+    choice = trial.choice() if trial.number else None
+    config = entry.dtype_configs[trial.claim.config]
+    try:
+        if trial.claim.together:
+            model = combined_model(trial, backend)
+        else:
+            model = float_model(entry, backend, choice, config=config)
+    except NoExampleError:
+        return []
+    operator = next(iter(model.operators), None)
+    request = asked_for(config, operator, choice, trained=model.trained)
+    children = [f"{name} = {child}" for name, child in model.module.named_children()]
+    body = str(getattr(model.module, "code", "")).strip().splitlines()[:6]
+    return [line for text in (*children, *body, str(request)) for line in text.splitlines() if line]
+
+
+# Which trials a run consists of: the claims of a description, round by round.
+
+
+def claimed(backend: BackendConfig) -> BackendConfig:
+    """``backend`` without its rules about where integers do not pay, so that all that it claims is tried."""
+    if backend.qdq is None or not backend.qdq.leave_float:
+        return backend
+    return copy.copy(backend).set_qdq(replace(backend.qdq, leave_float=()))
+
+
+def claims(backend: BackendConfig, entries: Sequence[str] = ()) -> list[Claim]:
+    """What ``backend`` claims, entry by entry, then combinations of them; with ``entries`` those with one of
+    these texts in it.
+
+    Raises ``UsageError`` for a text that no pattern has.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> [str(claim) for claim in claims(get_backend_config("x86"), ["nn.ReLU(torch.add"])]
+    ['torch.nn.ReLU(torch.add) | input quint8, output quint8']
+    >>> claims(get_backend_config("x86"), ["cat of two"])[0].pattern
+    'cat of two torch.nn.Conv1d'
+    """
+    found = [
+        Claim(at, position, str(entry.normal_pattern), dtypes_text(config))
+        for at, entry in enumerate(backend.configs)
+        for position, config in enumerate(entry.dtype_configs)
+    ]
+    found += combinations(backend)
+    patterns = {claim.pattern for claim in found}
+    for text in entries:
+        if not any(text in pattern for pattern in patterns):
+            near = did_you_mean(text, patterns, f"backquant show {backend.name}")
+            raise UsageError(f"no entry of {backend.name} has {text!r}", where="entries", fix=near)
+    return [claim for claim in found if not entries or any(t in claim.pattern for t in entries)]
+
+
+def trials(found: Sequence[Claim], rounds: int, seed: int) -> Iterator[Trial]:
+    """Every claim with its recorded example, then what lies beyond it, then drawn uses, one after the other.
+
+    >>> [(t.number, t.side.value) for t in trials([Claim(0, 0, "torch.add", "int8")], 2, 0)]
+    [(0, 'accepted'), (0, 'refused'), (1, 'accepted')]
+    """
+    for number in range(rounds):
+        yield from (Trial(claim, number, seed=seed) for claim in found)
+        if number == 0:
+            alone = (claim for claim in found if not claim.together)
+            yield from (Trial(claim, 0, Side.REFUSED, seed=seed) for claim in alone)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from torch import fx
 
+from backquant.backend_config import LeaveFloat
 from backquant.convert.activations import convert_activations, qparams_keys
 from backquant.convert.contracts import (
     groups_are_measured,
     observers_are_called,
     record_is_complete,
+    standalone_are_converted,
 )
 from backquant.convert.custom_modules import (
     convert_custom_modules,
     custom_swaps,
     fuse_outputs,
 )
-from backquant.convert.dialects import DIALECTS
-from backquant.convert.float_results import needed_sites
+from backquant.convert.dialects import DIALECTS, is_dequantize
 from backquant.convert.fold import fold_after_training
 from backquant.convert.functional_weights import (
     convert_functional_weights,
@@ -31,36 +33,44 @@ from backquant.convert.hardware_biases import round_biases
 from backquant.convert.hardware_ratios import ratio_units
 from backquant.convert.hardware_rounding import round_results
 from backquant.convert.hardware_scales import hardware_scales
-from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
+from backquant.convert.interface import (
+    dequantize_inputs,
+    insert_dequantize,
+    keep_outputs_quantized,
+    plain_qparams,
+)
 from backquant.convert.replan import all_in_float, replanned
 from backquant.convert.request import ConvertRequest
 from backquant.convert.scales import measured_scales
-from backquant.convert.standalone import Passed, convert_standalone_modules
-from backquant.convert.state import Conversion, ReferenceModel
+from backquant.convert.state import Conversion, ReferenceModel, reference_state
 from backquant.convert.weights import convert_weighted_modules
-from backquant.dtypes import ObservedQParams
+from backquant.dtypes import ObservedQParams, QParams
 from backquant.errors import BackquantError, UsageError
 from backquant.graph import (
     GraphEditor,
+    GraphIndex,
     contract,
+    free_path,
     get_module,
     inline_custom_gradients,
     preserve,
     rebuilt,
     remove_unused_modules,
     run_pass,
+    set_module,
     settle_mode_values,
     shallow_copy,
     verify,
     zeros_for_unwritten,
 )
-from backquant.match.recheck import recheck
+from backquant.match.recheck import float_results, only_moves, recheck
 from backquant.nn.intrinsic.rank import drop_rank_checks
 from backquant.observe.qparams import measure
 from backquant.prepare import (
     ObserverSource,
     PreparedModule,
     Record,
+    needed_names,
     prepared_state,
     with_state,
 )
@@ -259,3 +269,111 @@ def _drop_tensors(module: fx.GraphModule, paths: set[str]) -> None:
         *owners, name = path.split(".")
         if not any(".".join(owners[: i + 1]) in called for i in range(len(owners))):
             delattr(module.get_submodule(".".join(owners)), name)
+
+
+# Results that stay float where no quantized operator reads them (``LeaveFloat``, ``results``).
+#
+# PyTorch quantizes the output of every quantized operator. Where a residual addition or an attention in
+# float reads it, that costs accuracy and a conversion, and saves nothing where the kernel gives floats, too.
+
+
+class Needed(NamedTuple):
+    """Names of the sites that the final plan needs, and how many results stay float by default."""
+
+    sites: frozenset[str]
+    left_by_default: int
+
+
+def needed_sites(work: Conversion, by_default: Iterable[LeaveFloat] = ()) -> Needed:
+    """The sites that a quantized operator reads, or that are the output of one.
+
+    Not needed are outputs that rules leave in float (of the backend's ``qdq``, or ``by_default``) and
+    that no quantized operator reads, unless the model returns them quantized. Operators behind them that
+    only move values (``view``, ``transpose``) to float operators then move floats.
+    """
+    qdq = work.prepared.backend_config.qdq
+    graph, config = GraphIndex(work.module), work.prepared.backend_config
+    always = float_results(work.plan, graph, config, () if qdq is None else qdq.leave_float)
+    floats = always | float_results(work.plan, graph, config, by_default)
+    sites = work.prepared.sites.sites
+    needed = needed_names(
+        sites,
+        work.quantized,
+        lambda name: only_moves(graph, work.nodes[name]),
+        floats,
+        _given_quantized(work),
+    )
+    left = (site for site in sites if site.name not in needed and work.quantized(site.producer))
+    return Needed(needed, sum(site.producer in floats - always for site in left))
+
+
+def _given_quantized(work: Conversion) -> frozenset[str]:
+    """The observers that outputs are read through, if there are outputs that stay quantized."""
+    custom = work.prepared.custom
+    if custom is None or not custom.output_quantized_indexes:
+        return frozenset()
+    output = next(node for node in reversed(work.module.graph.nodes) if node.op == "output")
+    return frozenset(node.name for node in output.all_input_nodes)
+
+
+# Standalone modules are converted by themselves, with what their parent passes to them.
+#
+# Where a standalone module takes quantized inputs, the dequantize node before it goes; where its output
+# leaves quantized, a dequantize node follows. In the ``"decomposed"`` dialect the module is converted
+# once for each set of qparams that it is called with.
+
+#: The qparams of the inputs that a parent passes quantized to a standalone module, by position.
+Passed = Mapping[int, QParams | None]
+
+
+@contract(ensures=[standalone_are_converted])
+def convert_standalone_modules(
+    work: Conversion, convert: Callable[[PreparedModule, fx.Node, Passed], ReferenceModel]
+) -> None:
+    """Replace the prepared standalone modules of ``work.module`` by their reference models.
+
+    Args:
+        work: after the observers of the parent were converted.
+        convert: a prepared module, the node that calls it, and what it is passed, to its reference
+            model.
+    """
+    inner: dict[str, PreparedModule] = {}
+    made: dict[tuple[str, tuple[tuple[int, QParams | None], ...]], str] = {}
+    for node in list(work.module.graph.nodes):
+        if node.op != "call_module":
+            continue
+        path = str(node.target)
+        module = inner.get(path) or get_module(work.module, path)
+        if not isinstance(module, PreparedModule):
+            continue
+        inner[path] = module
+        passed = _take_quantized(node, module)
+        key = (path, tuple(passed.items()))
+        if key not in made:
+            taken = path in made.values()
+            made[key] = free_path(work.module, path) if taken else path
+            set_module(work.module, made[key], convert(module, node, passed))
+        node.target = made[key]
+        reference = get_module(work.module, made[key])
+        outputs = reference_state(reference).outputs
+        if 0 in outputs:
+            insert_dequantize(work, node, outputs[0])
+
+
+def _take_quantized(node: fx.Node, module: PreparedModule) -> dict[int, QParams | None]:
+    """Lead the quantized inputs of ``node`` around their dequantize nodes."""
+    names = [str(place.target) for place in module.graph.nodes if place.op == "placeholder"]
+    custom = prepared_state(module).custom
+    passed: dict[int, QParams | None] = {}
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for index in custom.input_quantized_indexes if custom is not None else ():
+        value = args[index] if index < len(args) else kwargs.get(names[index])
+        if not isinstance(value, fx.Node) or not is_dequantize(value):
+            continue
+        passed[index] = plain_qparams(value)
+        if index < len(args):
+            args[index] = value.args[0]
+        else:
+            kwargs[names[index]] = value.args[0]
+    node.args, node.kwargs = tuple(args), kwargs
+    return passed

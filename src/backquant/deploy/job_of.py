@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx, nn
 from torch.nn.utils import rnn
+from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig, QDQRules
 from backquant.convert import ReferenceModel, reference_state
 from backquant.deploy.columns import lay_columns
-from backquant.deploy.computed_ahead import compute_ahead
 from backquant.deploy.examples import with_row_major, with_two_on_free_axes
 from backquant.deploy.job import ExportJob, expected_operators
 from backquant.deploy.portable import portable
-from backquant.deploy.read_sizes import write_read_sizes
+from backquant.deploy.read_sizes import Recorder, known_nodes, write_read_sizes
 from backquant.deploy.target import Target
 from backquant.errors import ExportError, InputError, UsageError, first_line, literal
 from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
+from backquant.graph.edit import NamePool
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export.dims import of_all_inputs
+from backquant.graph.folding import changed_tensors
 from backquant.graph.plain_arguments import plain_shapes, with_plain_arguments
 from backquant.graph.plain_outputs import with_plain_outputs
 from backquant.match import Plan
@@ -232,3 +235,107 @@ def job_of(
         options=options,
         uncounted=tuple(shown.uncounted),
     )
+
+
+# Products, tables and numbers that depend on no input, in a file of fixed sizes: constants, computed once.
+#
+# 1. The first self-attention of a detector's decoder reads its queries alone, which are parameters
+#   repeated for each image. A runtime folds what it reads to a float constant, and computes the product
+#   in float at each call.
+# 2. Masks of shifted windows are written region by region into new zeros. Regions of a small input are empty,
+# and OpenVINO does not write into nothing.
+# 3. Margins are computed in tensors of sizes, and read from them (``torch.tensor(x.shape) ...
+#   .tolist()``): to ``torch.export`` such numbers depend on the values of a tensor.
+
+_WRITES = ("slice_scatter", "select_scatter")
+_READS = ("tolist", "item", "int", "float", "bool")
+
+
+def compute_ahead(
+    module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], products: Collection[str]
+) -> frozenset[str]:
+    """Replace, in place, what depends on constants and sizes by its value: the ``products``, what is made of
+    writes into tensors, and numbers that are read from tensors. The names of these products.
+
+    Args:
+        module: a reference graph, which is run once if it has something of these.
+        args: inputs of it, of the sizes that the file is for.
+        kwargs: the same, by keyword.
+        products: the names of the nodes that multiply.
+
+    >>> class Model(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.table = torch.nn.Parameter(torch.ones(1, 2))
+    ...         self.w = torch.nn.Parameter(torch.ones(2, 2))
+    ...     def forward(self, x):
+    ...         return x @ self.w + self.table.expand(x.shape[0], 2) @ self.w
+    >>> module = fx.symbolic_trace(Model())
+    >>> compute_ahead(module, (torch.ones(3, 2),), {}, ["matmul", "matmul_1"])
+    frozenset({'matmul_1'})
+    >>> module(torch.ones(3, 2))[0].tolist()
+    [4.0, 4.0]
+    """
+    known = known_nodes(module, changed_tensors(module))
+    wanted = [node for node in module.graph.nodes if node in known and node.name in products]
+    numbers = [node for node in module.graph.nodes if node in known and _reads_numbers(node)]
+    wanted = list(dict.fromkeys((*wanted, *_written(module, known), *numbers)))
+    if not wanted:
+        return frozenset()
+    recorded = Recorder(module, set(wanted))
+    with torch.no_grad():
+        recorded.call(args, kwargs)
+    pool = NamePool(module)
+    computed = [node for node in wanted if isinstance(recorded.values[node], torch.Tensor)]
+    for node in computed:
+        path = pool.take(f"{node.name}_computed_")
+        module.register_buffer(path, recorded.values[node].clone())
+        with module.graph.inserting_before(node):
+            node.replace_all_uses_with(module.graph.get_attr(path))
+    for node in numbers:
+        _write(node, recorded.values[node])
+    for node in reversed(list(module.graph.nodes)):
+        if node in known and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+    return frozenset(node.name for node in computed if node.name in products)
+
+
+def _reads_numbers(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", str(node.target))
+    return node.op in ("call_function", "call_method") and name in _READS
+
+
+def _write(node: fx.Node, value: Any) -> None:
+    """Let the readers of ``node`` read ``value`` in its place, if it is numbers."""
+    if not all(isinstance(number, (bool, int, float)) for number in tree_leaves(value)):
+        return
+    for user in list(node.users):
+        user.args, user.kwargs = fx.map_arg(
+            (user.args, user.kwargs), lambda given: value if given is node else given
+        )
+
+
+def _written(module: fx.GraphModule, known: Collection[fx.Node]) -> list[fx.Node]:
+    """The results of writes into known tensors that any other node reads, or that are rounded: a product
+    reads them as integers then."""
+    made: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        reads = not made.isdisjoint(node.all_input_nodes) and not _rounds(node)
+        if node in known and (_writes(node) or reads):
+            made.add(node)
+    return [
+        node
+        for node in module.graph.nodes
+        if node in made
+        and any(user.op != "output" and (user not in known or _rounds(user)) for user in node.users)
+    ]
+
+
+def _rounds(node: fx.Node) -> bool:
+    return "quantize_per_" in str(node.target)
+
+
+def _writes(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+    return node.op.startswith("call_") and name in _WRITES

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import errno
 import math
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch import fx
+from torch._ops import OpOverload
 
 from backquant.deploy.agreement import check_agreement
 from backquant.deploy.exported import Exported, Written
 from backquant.deploy.files import staged
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.target import Target
-from backquant.deploy.unread import unread_nodes
 from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
 from backquant.files import check_room
+from backquant.graph.queries import nodes_in
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
@@ -120,12 +125,12 @@ def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> E
     on_integers, left = [], []
     unread = unread_nodes(job.module.graph) - named
     expected = [operator for operator in job.expected if not unread.issuperset(operator.nodes)]
-    for operator in expected:
-        gone = not operator.multiply_adds and not named.intersection(operator.nodes)
-        if gone or integer_nodes.intersection(operator.nodes):
-            on_integers.append(operator)
+    for candidate in expected:
+        gone = not candidate.multiply_adds and not named.intersection(candidate.nodes)
+        if gone or integer_nodes.intersection(candidate.nodes):
+            on_integers.append(candidate)
         else:
-            left.append(_reason(operator, written, reasons))
+            left.append(_reason(candidate, written, reasons))
     done = sum(_done(operator, job.multiply_adds, integer_nodes) for operator in on_integers)
     return Exported(
         path=path,
@@ -264,3 +269,78 @@ def _shortened(words: list[str], most: int, before: str = "") -> list[str]:
     if len(words) <= most + 1:
         return words
     return [*words[:most], f"{before}and {len(words) - most} more"]
+
+
+# What computes values that no output of the model depends on: only their sizes are read.
+#
+# Runtimes leave such operators out of the file, so that no kernel names them (MRA of transformers, which
+# computes zeros like its queries where it has no kernel of its own).
+
+_ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "pow",
+    "mod",
+    "and",
+    "or",
+    "xor",
+    "matmul",
+)
+_LIKE = frozenset({"zeros_like", "ones_like", "full_like", "empty_like"})
+_NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty"})
+_SIZES = frozenset({"size", "sym_size", "dim", "numel", "sym_numel", "ndimension", "nelement"})
+# ``setitem`` and ``x += y``: of a view, they change what it is a view of
+_CHANGING = {operator.setitem, setattr, *(getattr(operator, f"i{n}") for n in _ARITHMETIC)}
+_OF_SIZES = _LIKE | _NEW | _SIZES
+
+
+def unread_nodes(graph: fx.Graph) -> frozenset[str]:
+    """Names of the calls of ``graph`` whose values reach no output.
+
+    >>> import torch
+    >>> def empty(x): return torch.zeros_like(x.sin()) + x.cos()
+    >>> sorted(unread_nodes(fx.symbolic_trace(empty).graph))
+    ['sin']
+    """
+    read: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in read or node.op == "output" or _changes(node):
+            read.add(node)
+            read.update(_values_of(node))
+    return frozenset(
+        node.name for node in graph.nodes if node.op.startswith("call_") and node not in read
+    )
+
+
+def _values_of(node: fx.Node) -> set[fx.Node]:
+    """What a call reads the values of."""
+    if not _reads_sizes(node):
+        return set(node.all_input_nodes)
+    return {*nodes_in(node.args[1:]), *nodes_in(list(node.kwargs.values()))}
+
+
+def _reads_sizes(node: fx.Node) -> bool:
+    """Whether a call reads of its first argument the sizes alone."""
+    if node.target is getattr:
+        return node.args[1] in ("shape", "ndim", "dtype", "device")
+    return node.op != "call_module" and _name(node.target) in _OF_SIZES
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, OpOverload):
+        return str(target._opname)
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+
+def _changes(node: fx.Node) -> bool:
+    """Whether a call may change a value that others read."""
+    if isinstance(node.target, OpOverload):
+        return node.target._schema.is_mutable
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = _name(node.target)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or node.target in _CHANGING or bool({"out", "inplace"} & set(node.kwargs))

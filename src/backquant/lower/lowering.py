@@ -9,12 +9,12 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.fx import GraphModule, Node
+from torch import fx, nn
+from torch.fx import Graph, GraphModule, Node
 
 from backquant.backend_config import DTypeConfig
 from backquant.dtypes import QParams
@@ -30,10 +30,11 @@ from backquant.graph import (
     run_pass,
     verify,
 )
-from backquant.lower.as_unsigned import as_unsigned
+from backquant.graph.mutation import changes_argument
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, quantizes, site_of, steps_of
 from backquant.lower.contracts import reference_modules_are_lowered
+from backquant.lower.dynamic import static_cast
 from backquant.lower.engine import EngineInfo
 from backquant.lower.float_fallback import FloatFallback
 from backquant.lower.fuse_adds import fuse_adds
@@ -41,19 +42,20 @@ from backquant.lower.fuse_attention import fuse_attention
 from backquant.lower.fuse_clamps import fuse_clamps
 from backquant.lower.fuse_lookups import fuse_lookups
 from backquant.lower.fuse_shuffles import fuse_shuffles
-from backquant.lower.halves import move_halves
-from backquant.lower.in_place import read_results
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.padded import pad_before
 from backquant.lower.qdq import (
     dequantize_target,
     is_dequantize,
+    is_quantize,
     is_weight_dequantize,
+    qparams_of,
 )
 from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.native.library import is_here
+from backquant.operators import moves_values
 from backquant.prepare.record import KeptGraphModule
 
 _ATTENDING = ("x86", "onednn")  # engines whose kernels may be the library's
@@ -281,3 +283,127 @@ class _Pass:
         with self.gm.graph.inserting_after(node):
             args: tuple[Any, ...] = (node, *out.literals)
             return self.gm.graph.call_function(dequantize_target(), args)
+
+
+# Operators that only move values (``view``, ``transpose``) between two casts to float16 or bfloat16 move
+# the narrow values.
+#
+# They are rounded already: to widen them for the operator and to round them again behind it changes nothing.
+
+
+def move_halves(graph: Graph) -> None:
+    """Take the casts around such operators out of ``graph``."""
+    narrow: dict[Node, torch.dtype] = {}
+    for node in list(graph.nodes):
+        cast = static_cast(node)
+        if cast is None:
+            continue
+        moved, dtype = cast
+        widened = _only_source(moved)
+        source = None if widened is None else static_cast(widened)
+        if widened is None or source is None or narrow.get(source[0]) != dtype:
+            narrow[node] = dtype
+            continue
+        moved.replace_input_with(widened, source[0])
+        node.replace_all_uses_with(moved)
+        narrow[moved] = dtype
+        for erased in (node, widened):
+            if not erased.users:
+                graph.erase_node(erased)
+
+
+def _only_source(node: Node) -> Node | None:
+    """The one tensor that ``node`` moves the values of, for one reader."""
+    sources = node.all_input_nodes
+    is_one = (
+        len(sources) == 1 and len(node.users) == 1 and node.op in ("call_function", "call_method")
+    )
+    return sources[0] if is_one and moves_values(node.target) else None
+
+
+# Readers of a dequantized value that an in-place operator changed read that operator's result.
+#
+# An in-place operator gives the tensor that it changed, so a later reader of the one reads the other.
+# Kernels change nothing in place: only the second form stays right when the operator becomes a kernel.
+
+
+def read_results(graph: fx.Graph, modules: nn.Module) -> None:
+    """Rewrite ``graph`` where it stands; costs the uses of the values that are changed in place.
+
+    Args:
+        graph: whose calls are written in an order in which they can run.
+        modules: the root that its ``call_module`` nodes name.
+
+    >>> import torch
+    >>> from backquant.graph import register_quantized_decomposed
+    >>> register_quantized_decomposed()
+    >>> def f(x):
+    ...     y = torch.ops.quantized_decomposed.dequantize_per_tensor.default(x, 0.1, 0, 0, 9, torch.uint8)
+    ...     z = y.relu_()
+    ...     return y * z
+    >>> traced = fx.symbolic_trace(f)
+    >>> read_results(traced.graph, traced)
+    >>> [node.args for node in traced.graph.nodes if node.name == "mul"]
+    [(relu_, relu_)]
+    """
+    position = {node: place for place, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        changed = _changed(node, modules)
+        if changed is None:
+            continue
+        for user in list(changed.users):
+            if position[user] > position[node]:
+                user.replace_input_with(changed, node)
+
+
+def _changed(node: fx.Node, modules: nn.Module) -> fx.Node | None:
+    """The dequantized value that a call changes in place and returns."""
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    if not isinstance(first, fx.Node) or not is_dequantize(first):
+        return None
+    called = modules.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return first if changes_argument(node, called) else None
+
+
+# Signed activations on engines whose kernels take unsigned ones: integers and zero points plus 128.
+#
+# ``(integer - zero_point) * scale`` is the same number when both integer and zero point are larger by 128. So
+# what is int8 between a quantize node and its dequantize nodes is uint8 there instead: equal bit for bit.
+
+_SHIFT = 128
+
+
+def as_unsigned(graph: fx.Graph, engine: EngineInfo, separate: Collection[str]) -> None:
+    """Rewrite ``graph`` where it stands. What ``separate`` names, and what else reads integers, keep int8.
+
+    >>> from backquant.graph import register_quantized_decomposed
+    >>> from backquant.lower.engine import engine_info
+    >>> register_quantized_decomposed()
+    >>> ops = torch.ops.quantized_decomposed
+    >>> def f(x):
+    ...     q = ops.quantize_per_tensor.default(x, 0.5, -3, -128, 127, torch.int8)
+    ...     return ops.dequantize_per_tensor.default(q, 0.5, -3, -128, 127, torch.int8)
+    >>> traced = fx.symbolic_trace(f)
+    >>> as_unsigned(traced.graph, engine_info("x86"), ())
+    >>> [node.args[1:] for node in traced.graph.nodes if node.op == "call_function"]
+    [(0.5, 125, 0, 255, torch.uint8), (0.5, 125, 0, 255, torch.uint8)]
+    """
+    if torch.int8 in engine.activation_dtypes or torch.uint8 not in engine.activation_dtypes:
+        return
+    for node in graph.nodes:
+        if not is_quantize(node) or qparams_of(node).dtype != torch.int8:
+            continue
+        both = (node, *node.users)
+        if not any(one.name in separate for one in both) and all(map(is_dequantize, node.users)):
+            for one in both:
+                one.args = (one.args[0], *_shifted(qparams_of(one)).literals)
+
+
+def _shifted(signed: QParams) -> QParams:
+    return replace(
+        signed,
+        zero_point=signed.zero_point + _SHIFT,
+        quant_min=signed.quant_min + _SHIFT,
+        quant_max=signed.quant_max + _SHIFT,
+        dtype=torch.uint8,
+    )

@@ -7,6 +7,7 @@ reasons are named by their path: ``block.conv``.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.backend_config import BackendConfig
 from backquant.convert import ReferenceModel, dequantize_all, reference_state
+from backquant.errors import EngineError, literal
 from backquant.graph import (
     DeferredGraphModule,
     GraphIndex,
@@ -34,7 +36,8 @@ from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match import MatchKind
 from backquant.match.described import described_by_node
 from backquant.match.float_policy import float_by_request
-from backquant.pipeline.integer_only import check_integers
+from backquant.match.plan import Plan, Reason
+from backquant.reason_codes import ReasonCode
 from backquant.report.recorded import LoweredReport
 from backquant.runtime import LoweredRecord, QuantizedModel
 from backquant.runtime.checkpointed import Origin
@@ -145,3 +148,35 @@ def _separate_calls(reference: fx.GraphModule) -> set[str]:
         elif node.target is operator.getitem and node.args[0].name in separate:
             separate.add(node.name)  # a part of the tuple that a recurrent module gives
     return separate
+
+
+# Check of the integer reference: all that the plan quantizes is computed on integers.
+
+# Operators that read or give floats, because the description or the mapping says so, compute in float.
+_FLOAT = (ReasonCode.FLOAT_IN_REFERENCE, ReasonCode.FLOAT_INPUT, ReasonCode.FLOAT_OUTPUT)
+_SHOWN = 8
+
+
+def check_integers(plan: Plan, left_in_float: Sequence[Reason]) -> None:
+    """Raise ``EngineError`` naming what the plan quantizes and no rule could take."""
+    quantized = {
+        name
+        for match in plan.matches
+        if plan.decisions[match.anchor].quantized
+        for name in match.nodes
+    }
+    refused = [r for r in left_in_float if r.node in quantized and r.rule not in _FLOAT]
+    if not refused:
+        return
+    lines = [f"{r.node}: {r.asked}: {r.admitted}" for r in refused[:_SHOWN]]
+    if len(refused) > _SHOWN:
+        lines.append(f"… and {len(refused) - _SHOWN} more")
+    node = refused[0].node
+    decision = plan.decisions.get(node)
+    path = decision.module_path if decision is not None and decision.module_path else node
+    raise EngineError(
+        "operators are quantized in a way that has no integer reference",
+        where="\n         ".join(lines),
+        fix=f"qconfig_mapping.set_module_name({literal(path)}, None), or the reference model, which computes "
+        "them in float",
+    )

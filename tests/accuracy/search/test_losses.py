@@ -8,7 +8,7 @@ from tests.accuracy.conftest import Case
 
 from backquant.accuracy.figures import ErrorSums, add_errors, float_tensors
 from backquant.accuracy.recipes.draft import Draft
-from backquant.accuracy.search.losses import losses_alone, pooled
+from backquant.accuracy.search.work import losses_alone, pooled
 from backquant.accuracy.twin import Walk
 
 

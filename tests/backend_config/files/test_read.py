@@ -19,7 +19,7 @@ from backquant.backend_config import (
 from backquant.backend_config.files import SpecFileError
 from backquant.backend_config.files.names import Resolver
 from backquant.backend_config.files.read import Base, build
-from backquant.backend_config.files.yaml_reader import read_yaml
+from backquant.backend_config.files.store import read_yaml
 from backquant.errors import SpecError
 from backquant.operators import spellings
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from backquant.backend_config.files.located import plain
-from backquant.backend_config.files.yaml_reader import plain_scalar, read_yaml
+from backquant.backend_config.files.store import plain_scalar, read_yaml
 from backquant.errors import SpecError
 
 

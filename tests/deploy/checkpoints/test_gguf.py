@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.deploy.checkpoints.gguf_metadata import in_pairs
+from backquant.deploy.checkpoints.gguf import in_pairs
 from backquant.deploy.checkpoints.hub_folder import HubFolder
 from backquant.errors import ExportError, UsageError
 from backquant.pipeline.checkpoint_layers import PlannedLayers, planned_layers

@@ -10,7 +10,7 @@ from torch.export import Dim
 from applied import Convolved, Function
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
-from backquant.deploy.executorch.readback import read_back
+from backquant.deploy.executorch.target import read_back
 from backquant.deploy.program import Program, quiet
 
 INSIDE: dict[str, Function] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backquant.deploy.executorch.readback import read_back
+from backquant.deploy.executorch.target import read_back
 from backquant.deploy.program import quiet
 
 

@@ -10,8 +10,8 @@ from torch.export import Dim
 from applied import Applied, Function
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
-from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.executorch.rewrites import rewrite
+from backquant.deploy.executorch.target import read_back
 from backquant.deploy.program import Program, quiet
 
 INSIDE: dict[str, Function] = {

@@ -14,8 +14,8 @@ from torch.export import Dim
 import backquant
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
-from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.executorch.rewrites import rewrite
+from backquant.deploy.executorch.target import read_back
 from backquant.deploy.program import Program, quiet
 from backquant.graph import register_quantized_decomposed
 

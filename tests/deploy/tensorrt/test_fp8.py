@@ -11,9 +11,8 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 import backquant
-from backquant.deploy.portable import portable
+from backquant.deploy.portable import portable, with_weight_nodes
 from backquant.deploy.tensorrt import check_onnx
-from backquant.deploy.weights import with_weight_nodes
 from backquant.errors import ConfigError
 from backquant.nn.quantized import reference
 from backquant.observe import MinMaxObserver

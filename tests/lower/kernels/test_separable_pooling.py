@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from backquant.lower.kernels.pooling import max_pool2d
-from backquant.lower.kernels.separable_pooling import is_separable, separable_max_pool
+from backquant.lower.kernels.pooling import is_separable, max_pool2d, separable_max_pool
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 9, 7), (1, 3, 8, 8), (1, 40, 3, 3), (1, 1, 1, 1)])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from backquant.operators.samples import Mixed
 from backquant.operators.samples.table import _RULES
+from backquant.runtime.replay.in_parts import Result, samples_apart
 from backquant.runtime.replay.record import Recording, record
-from backquant.runtime.replay.unmixed import Result, samples_apart
 
 N = 4
 Function = Callable[..., Any]

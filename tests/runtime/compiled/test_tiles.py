@@ -11,7 +11,7 @@ from torch import nn
 import backquant
 from backquant.native import SOURCES
 from backquant.native.epilogue import has_kernels, has_tiles
-from backquant.runtime.compiled import product
+from backquant.runtime.compiled import lowerings
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="no AVX-512 VNNI")
 
@@ -40,14 +40,14 @@ class Ways(nn.Module):
 def test_products_by_tiles_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Ways().eval(), torch.randn(2, 3, 18, 32)
     quantized = backquant.quantize(model, backend="x86", calibration=[x], slower="keep")
-    monkeypatch.setattr(product, "has_tiles", lambda: False)
+    monkeypatch.setattr(lowerings, "has_tiles", lambda: False)
     expected = quantized.compile()(x)
     if not has_tiles():
         emulated = tmp_path / "emulated.h"
         header = SOURCES / "tiles.h"
         emulated.write_text(f'#define BACKQUANT_EMULATED_TILES\n#include "{header}"\n')
-        monkeypatch.setattr(product, "TILES", emulated)
-    monkeypatch.setattr(product, "has_tiles", lambda: True)
+        monkeypatch.setattr(lowerings, "TILES", emulated)
+    monkeypatch.setattr(lowerings, "has_tiles", lambda: True)
     compiled = quantized.compile()
     assert compiled.compilation is not None
     assert "6 backquant.convolution" in compiled.compilation.describe()

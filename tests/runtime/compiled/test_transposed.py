@@ -9,7 +9,7 @@ import torch
 
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.quantized import QuantizedConfig, QuantizedWeighted
-from backquant.runtime.compiled.transposed import TransposedConvolution
+from backquant.runtime.compiled.modules import TransposedConvolution
 
 #: kernel, stride, padding, dilation, output padding, groups
 GEOMETRIES: list[tuple[Any, ...]] = [

@@ -9,8 +9,7 @@ from torch import nn
 
 import backquant
 from backquant.api import convert_fx, prepare_fx
-from backquant.runtime.replay.fast_paths import as_without_modes
-from backquant.runtime.replay.record import Recording, known_constants, record
+from backquant.runtime.replay.record import Recording, as_without_modes, known_constants, record
 
 LEAVES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from backquant.runtime.replay import fastest
-from backquant.runtime.replay.fastest import Fastest
+from backquant.runtime.replay import replays
+from backquant.runtime.replay.replays import Fastest
 
 
 class Clock:
@@ -32,7 +32,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     clocks = {name: lambda: made.now for name in ("perf_counter", "thread_time")}
-    monkeypatch.setattr(fastest, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(replays, "time", SimpleNamespace(**clocks))
     return made
 
 
@@ -97,7 +97,7 @@ def test_one_thread_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None
     """Not what other processes take in between."""
     waits = Clock()
     times = SimpleNamespace(perf_counter=lambda: waits.now, thread_time=lambda: 0.0)
-    monkeypatch.setattr(fastest, "time", times)
+    monkeypatch.setattr(replays, "time", times)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     calls: list[str] = []
     both = Fastest([waits.takes(5.0, "whole", calls), waits.takes(1.0, "parts", calls)])

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
+
+import yaml
 
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.files.check import structure_problems
 from backquant.backend_config.files.earlier_names import with_current_names
-from backquant.backend_config.files.emit import emit_json, emit_yaml
 from backquant.backend_config.files.json_reader import read_json
-from backquant.backend_config.files.located import Located, fail
+from backquant.backend_config.files.located import MAX_DEPTH, MAX_VALUES, Located, fail
 from backquant.backend_config.files.names import Resolver
 from backquant.backend_config.files.problems import SpecFileError
 from backquant.backend_config.files.read import Base, build
 from backquant.backend_config.files.write import to_data
-from backquant.backend_config.files.yaml_reader import read_yaml
 from backquant.backend_config.registry import get_backend_config, is_spec_file
-from backquant.errors import BackquantError, SpecError, literal
+from backquant.errors import BackquantError, SpecError, literal, quoted
 from backquant.files import replace_file
 
 __all__ = ["dumps", "load_file", "load_with_places", "loads", "save_file"]
@@ -216,3 +218,218 @@ def _other_files(path: Path) -> str:
         if names:
             return f"files there: {', '.join(names[:5])}"
     return ""
+
+
+# Plain data as YAML or JSON text: short collections on one line, long ones over several.
+
+WIDTH = 100
+_BLOCK_DEPTH = 2  # the file, its sections, and their items are written over several lines
+_SHORT = 84
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that also quotes what YAML 1.2 (and ``yaml_reader``) would take for a number."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def emit_yaml(data: dict[str, Any]) -> str:
+    """YAML text that ``read_yaml`` turns into the same data.
+
+    >>> print(emit_yaml({"name": "mine", "entries": [{"pattern": ["torch.add", ".relu"]}]}))
+    name: mine
+    entries:
+    - pattern: [torch.add, .relu]
+    <BLANKLINE>
+    """
+    text: str = yaml.serialize(_node(data, 0), Dumper=_Dumper, width=WIDTH, allow_unicode=True)
+    return text
+
+
+def _node(value: Any, depth: int) -> yaml.Node:
+    if isinstance(value, dict):
+        pairs = [(_node(key, depth + 1), _node(item, depth + 1)) for key, item in value.items()]
+        flow = _flow(value, depth)
+        return yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=flow)
+    if isinstance(value, list):
+        items = [_node(item, depth + 1) for item in value]
+        return yaml.SequenceNode("tag:yaml.org,2002:seq", items, flow_style=_flow(value, depth))
+    scalar: yaml.ScalarNode = cast("Any", _Dumper(_Sink())).represent_data(value)
+    if isinstance(value, str) and not value.isprintable():
+        scalar.style = '"'  # with escapes: the other styles lose some line breaks
+    return scalar
+
+
+def _flow(value: Any, depth: int) -> bool:
+    return not value or (depth > _BLOCK_DEPTH and len(json.dumps(value)) <= _SHORT)
+
+
+class _Sink:
+    """A stream that nobody reads: a Dumper wants one even for a single node."""
+
+    def write(self, text: str) -> None:
+        """Drop ``text``."""
+
+
+def emit_json(data: dict[str, Any]) -> str:
+    """JSON text, two blanks per level, short collections on one line.
+
+    >>> print(emit_json({"name": "mine", "entries": [{"pattern": ["torch.add", ".relu"]}]}), end="")
+    {
+      "name": "mine",
+      "entries": [
+        {
+          "pattern": ["torch.add", ".relu"]
+        }
+      ]
+    }
+    """
+    return _json(data, 0) + "\n"
+
+
+def _json(value: Any, depth: int) -> str:
+    if not isinstance(value, (dict, list)) or _flow(value, depth):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    inner, outer = "  " * (depth + 1), "  " * depth
+    if isinstance(value, list):
+        lines = [inner + _json(item, depth + 1) for item in value]
+        return "[\n" + ",\n".join(lines) + f"\n{outer}]"
+    lines = [
+        f"{inner}{json.dumps(str(key), ensure_ascii=False)}: {_json(item, depth + 1)}"
+        for key, item in value.items()
+    ]
+    return "{\n" + ",\n".join(lines) + f"\n{outer}}}"
+
+
+# YAML text to located values.
+#
+# Composed, never constructed: no tag of the file can create an object. Scalars follow YAML 1.2's core
+# schema (``on``, ``yes`` and dates are strings; ``1e-5`` is a number). Duplicate keys are errors.
+
+_NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
+_TRUE = ("true", "True", "TRUE")
+_FALSE = ("false", "False", "FALSE")
+_INT = re.compile(r"^[-+]?[0-9]+$")
+_FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
+_SPECIAL = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf")}
+_STR_TAG = "tag:yaml.org,2002:str"
+_MAX_DIGITS = 40
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader whose scalars stay untyped; ``_scalar`` decides what they are."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (PyYAML's own protocol)
+    nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.nodes += 1
+        if self.nodes > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values")
+        return super().compose_node(parent, index)
+
+
+class _Reader:
+    """One file being read: its name, and how many values it has expanded to."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.count = 0
+
+    def value(self, node: yaml.Node, depth: int) -> Located:
+        line = node.start_mark.line + 1
+        self.count += 1
+        if depth > MAX_DEPTH:
+            raise fail(self.file, line, (), f"nested deeper than {MAX_DEPTH} levels")
+        if self.count > MAX_VALUES:
+            raise fail(self.file, line, (), f"more than {MAX_VALUES} values (through aliases?)")
+        if isinstance(node, yaml.ScalarNode):
+            return Located(self.scalar(node), line)
+        if isinstance(node, yaml.SequenceNode):
+            self.refuse_tag(node, "tag:yaml.org,2002:seq")
+            return Located([self.value(item, depth + 1) for item in node.value], line)
+        self.refuse_tag(node, "tag:yaml.org,2002:map")
+        return self.mapping(node, line, depth)
+
+    def mapping(self, node: yaml.Node, line: int, depth: int) -> Located:
+        values: dict[str, Located] = {}
+        key_lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key_line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise fail(self.file, key_line, (), "a key must be a plain word")
+            key = key_node.value
+            if key in values:
+                raise fail(
+                    self.file,
+                    key_line,
+                    (key,),
+                    f"the key {quoted(key)} appears twice (first on line {key_lines[key]})",
+                    "remove one of the two",
+                )
+            key_lines[key] = key_line
+            values[key] = self.value(value_node, depth + 1)
+        return Located(values, line, key_lines)
+
+    def scalar(self, node: yaml.ScalarNode) -> Any:
+        self.refuse_tag(node, _STR_TAG)
+        text: str = node.value
+        return text if node.style is not None else plain_scalar(text)
+
+    def refuse_tag(self, node: yaml.Node, expected: str) -> None:
+        if node.tag != expected:
+            line = node.start_mark.line + 1
+            message = f"the tag {node.tag!r} is not supported"
+            raise fail(self.file, line, (), message, "write plain values; no object is created")
+
+
+def plain_scalar(text: str) -> Any:
+    """An unquoted scalar by YAML 1.2's core schema.
+
+    >>> [plain_scalar(text) for text in ("yes", "1e-5", "8", "true", "null", "2**-12")]
+    ['yes', 1e-05, 8, True, None, '2**-12']
+    """
+    if _NULL.match(text):
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if text.lower() in _SPECIAL:
+        return _SPECIAL[text.lower()]
+    if text.lower() == ".nan":
+        return float("nan")
+    if len(text) <= _MAX_DIGITS:
+        if _INT.match(text):
+            return int(text)
+        if _FLOAT.match(text):
+            return float(text)
+    return text
+
+
+def read_yaml(text: str, file: str) -> Located:
+    """Parse YAML text. ``file`` names it in errors. Raises SpecFileError (a SpecError).
+
+    >>> read_yaml("name: a\\nentries: []", "a.yaml").key_lines
+    {'name': 1, 'entries': 2}
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        message = " ".join(part for part in (error.context, error.problem) if part)
+        raise fail(file, line, (), f"not valid YAML: {message}") from None
+    except yaml.YAMLError as error:
+        first = str(error).splitlines()[0]
+        raise fail(file, None, (), f"not valid YAML: {first}") from None
+    except (OverflowError, ValueError) as error:  # "\\UFFFFFFFF"
+        raise fail(file, None, (), f"not valid YAML: {error}") from None
+    except RecursionError:
+        raise fail(file, None, (), f"nested deeper than {MAX_DEPTH} levels") from None
+    if node is None:
+        raise fail(file, 1, (), "the file is empty", "start with: schema_version: 1")
+    return _Reader(file).value(node, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,9 @@ from torch import Tensor
 
 from backquant.conformance.tosa.graph import Array, Graph
 from backquant.conformance.tosa.moves import Move, moved
-from backquant.conformance.tosa.resizes import bilinear, nearest
-from backquant.conformance.tosa.scales import NoTosaError, rescaled
-from backquant.conformance.tosa.softmax import softmax
-from backquant.conformance.tosa.values import binary, join, table
+from backquant.conformance.tosa.scales import NoTosaError, clamped, rescaled
 from backquant.conformance.tosa.windows import average, max_pool, weighted
+from backquant.dtypes import between_entries
 from backquant.lower.kernels.integer.elementwise import IntegerBinary, IntegerJoin
 from backquant.lower.kernels.integer.normalized import IntegerSoftmax
 from backquant.lower.kernels.integer.pooling import IntegerAverage, IntegerMaxPool
@@ -23,6 +22,331 @@ from backquant.lower.kernels.integer.resize import IntegerBilinear
 from backquant.lower.kernels.integer.resize import nearest as by_nearest
 from backquant.lower.kernels.integer.values import IntegerTable
 from backquant.lower.kernels.integer.weighted import IntegerWeighted
+
+# Operators of two tensors, tables and concatenation as TOSA operators.
+#
+# 1. An addition is two RESCALEs to a step of 32 bits, ADD, and a RESCALE.
+# 2. A function of 8-bit values is a TABLE of 256 entries. One of 16-bit values has 513, interpolates, and is
+# rescaled by the 7 bits that a place between two entries has; one that only limits them is a CLAMP.
+
+_PIECES, _BITS = 512, 7  # of a table of 16-bit integers, and of a place between two entries
+
+
+def binary(graph: Graph, kernel: IntegerBinary, inputs: Sequence[Array], out: Array) -> str:
+    config = kernel.config
+    name, dtype = config.operator, out.dtype.name
+    if config.is_float:
+        raise NoTosaError("products that become floats")
+    if name == "matmul":
+        return _matmul(graph, config, inputs, out)
+    parts = list(zip(inputs, (config.x_scale, config.y_scale),
+                     (config.x_zero_point, config.y_zero_point), strict=True))  # fmt: skip
+    finer = config.headroom if name in ("add", "sub") else 0
+    common = 2 * max(config.x_scale, config.y_scale)
+    wide = [
+        rescaled(
+            graph, graph.given(value), value.shape, _factor(config, name, scale, common),
+            "int32", source=value.dtype.name, zero=zero, finer=finer,
+        )
+        for value, scale, zero in parts
+    ]  # fmt: skip
+    if name == "mul":
+        wide.append(graph.const([0], "int8"))
+    more = {"nan_mode": "PROPAGATE"} if name in ("maximum", "minimum") else {}
+    sums = graph.add(name.upper(), wide, out.shape, "int32", **more)
+    unit = 1.0
+    if name in ("add", "sub"):
+        unit = common / config.out_scale / 2.0**config.headroom
+    elif name == "mul":
+        unit = config.x_scale * config.y_scale / config.out_scale
+    made = rescaled(graph, sums, out.shape, unit, dtype, out_zero=config.out_zero_point)
+    return clamped(graph, made, out.shape, dtype, config.quant_min, config.quant_max)
+
+
+def _factor(config: Any, name: str, scale: float, common: float) -> float:
+    """By what each operand of an operator is multiplied before it."""
+    if name in ("add", "sub"):
+        return scale / common
+    return 1.0 if name == "mul" else scale / config.out_scale
+
+
+def _matmul(graph: Graph, config: Any, inputs: Sequence[Array], out: Array) -> str:
+    a, b = inputs
+    leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    if a.ndim < 2 or b.ndim < 2 or (a.shape[:-2], b.shape[:-2]) != (leading, leading):
+        raise NoTosaError("products of matrices that broadcast")
+    a, b = (value.reshape(-1, *value.shape[-2:]) for value in inputs)
+    zeros = [
+        graph.const([zero], value.dtype.name)
+        for value, zero in ((a, config.x_zero_point), (b, config.y_zero_point))
+    ]
+    shape = (len(a), a.shape[1], b.shape[2])
+    wide = {"int8": "int32", "int16": "int48"}[a.dtype.name]
+    sums = graph.add("MATMUL", [graph.given(a), graph.given(b), *zeros], shape, wide,
+                     kind="MatMul")  # fmt: skip
+    unit = config.x_scale * config.y_scale / config.out_scale
+    return rescaled(
+        graph, sums, shape, unit, out.dtype.name, source=wide, out_zero=config.out_zero_point
+    )
+
+
+def table(graph: Graph, kernel: IntegerTable, inputs: Sequence[Array], out: Array) -> str:
+    x, channels = inputs[0], kernel.config.channels
+    if x.dtype != out.dtype:
+        raise NoTosaError("tables from one dtype to another")
+    name = graph.given(x)
+    entries = kernel.table.numpy().reshape(channels, -1)
+    if channels == 1:
+        return _looked_up(graph, name, x.shape, x.dtype.name, entries[0])
+    shape = [*x.shape]
+    shape[1] = 1
+    parts = []
+    for channel, own in enumerate(entries):
+        begin = graph.shape([channel if axis == 1 else 0 for axis in range(x.ndim)])
+        part = graph.add("SLICE", [name, begin, graph.shape(shape)], shape, x.dtype.name)
+        parts.append(_looked_up(graph, part, shape, x.dtype.name, own))
+    return graph.add("CONCAT", parts, out.shape, out.dtype.name, axis=1)
+
+
+def _looked_up(graph: Graph, x: str, shape: Sequence[int], dtype: str, entries: Array) -> str:
+    whole = np.iinfo(dtype)
+    low, high = int(entries.min()), int(entries.max())
+    if np.array_equal(entries, np.arange(whole.min, whole.max + 1).clip(low, high)):
+        return clamped(graph, x, shape, dtype, low, high)
+    if dtype == "int8":
+        return graph.add("TABLE", [x, graph.const(entries, dtype)], shape, dtype)
+    fine = graph.add("TABLE", [x, graph.const(few(entries), dtype)], shape, "int32")
+    return rescaled(graph, fine, shape, 2.0**-_BITS, dtype)
+
+
+def few(entries: Array) -> Array:
+    """The 513 entries between which a table of 16-bit integers interpolates.
+
+    >>> line = np.arange(-32768, 32768)
+    >>> few(line)[[0, 1, 512]].tolist()
+    [-32768, -32640, 32768]
+    """
+    step = 1 << _BITS
+    first = entries[::step].astype(np.int64)
+    last = int(entries[-1]) - int(first[-1])
+    for slope in sorted({last * step // (step - 1) + more for more in (-1, 0, 1, 2)}):
+        found = np.append(first, first[-1] + slope)
+        if np.array_equal(between_entries(torch.as_tensor(found), len(entries)), entries):
+            return found
+    raise NoTosaError(
+        "a table with an entry for each 16-bit integer (TOSA's have 513, which `table_entries: 513` says)"
+    )
+
+
+def join(graph: Graph, kernel: IntegerJoin, inputs: Sequence[Array], out: Array) -> str:
+    config, dtype = kernel.config, out.dtype.name
+    axis = config.dim % out.ndim
+    parts = []
+    for value, scale, zero, fits in zip(
+        inputs, config.scales, config.zero_points, config.fits, strict=True
+    ):
+        name, shape = graph.given(value), value.shape
+        if not fits:
+            name = rescaled(graph, name, shape, scale / config.out_scale, dtype,
+                            source=value.dtype.name, zero=zero,
+                            out_zero=config.out_zero_point)  # fmt: skip
+        if config.operator == "stack":
+            shape = (*shape[:axis], 1, *shape[axis:])
+            name = graph.add("RESHAPE", [name, graph.shape(shape)], shape, dtype)
+        parts.append(name)
+    return graph.add("CONCAT", parts, out.shape, dtype, axis=axis)
+
+
+# Interpolation as RESIZE, for images ``[batch, height, width, channels]``.
+
+_SUMS = {"int8": "int32", "int16": "int48"}
+_LARGEST = 1 << 11  # of the numbers that a scale is a ratio of
+
+
+def nearest(graph: Graph, x: Array, out: Array, places: Sequence[Array]) -> str:
+    """The nearest neighbour; ``places``: which line and column each of the result is.
+
+    TOSA rounds where PyTorch takes the whole part, so that a place begins half a step further down.
+    """
+    axes = []
+    for given, place in zip(x.shape[2:], places, strict=True):
+        size = len(place)
+        times = size // given
+        if size % given or not np.array_equal(place, np.arange(size) // times):
+            raise NoTosaError("the nearest neighbour by a factor that is not whole")
+        axes.append((2 * times, 2, 1 - times, times - 1))
+    return _resize(graph, x, out, axes, "NEAREST", out.dtype.name)
+
+
+def bilinear(graph: Graph, kernel: IntegerBilinear, inputs: Sequence[Array], out: Array) -> str:
+    config, x = kernel.config, inputs[0]
+    if config.scale_factor and not config.align_corners and not config.recompute_scale_factor:
+        factors: Sequence[Any] = (config.scale_factor * 2)[:2]
+    else:
+        factors = (None, None)
+    axes = [
+        _centred(given, size, factor) if not config.align_corners else _aligned(given, size)
+        for given, size, factor in zip(x.shape[2:], out.shape[2:], factors, strict=True)
+    ]
+    wide = _SUMS[out.dtype.name]
+    sums = _resize(graph, x, out, axes, "BILINEAR", wide)
+    parts = axes[0][0] * axes[1][0]
+    shape = _shape(out)
+    if config.x_zero_point or config.out_zero_point:  # on int32: 16-bit values have none
+        zero = graph.const(np.full([1] * 4, config.x_zero_point * parts), wide)
+        sums = graph.add("SUB", [sums, zero], shape, wide)
+    real = config.x_scale / config.out_scale / parts
+    return rescaled(
+        graph, sums, shape, real, out.dtype.name, source=wide, out_zero=config.out_zero_point
+    )
+
+
+def _centred(given: int, size: int, factor: Any) -> tuple[int, int, int, int]:
+    """Scale (two numbers), offset and border, where places are those of the middles of values."""
+    ratio = Fraction(size, given) if factor is None else Fraction(float(factor)).limit_denominator()
+    numerator, denominator = 2 * ratio.numerator, 2 * ratio.denominator
+    offset = ratio.denominator - ratio.numerator
+    border = denominator * (size - 1) - (given - 1) * numerator + offset
+    return _admitted(numerator, denominator, offset, border)
+
+
+def _aligned(given: int, size: int) -> tuple[int, int, int, int]:
+    """As ``_centred``, where the first and the last values stay where they are."""
+    if min(given, size) == 1:
+        return _admitted(1, 1, 0, size - given)
+    ratio = Fraction(size - 1, given - 1)
+    return _admitted(ratio.numerator, ratio.denominator, 0, 0)
+
+
+def _admitted(
+    numerator: int, denominator: int, offset: int, border: int
+) -> tuple[int, int, int, int]:
+    fits = numerator <= _LARGEST and denominator < 16 * numerator
+    if (
+        not fits
+        or not -numerator <= offset < 16 * numerator
+        or not -16 * numerator <= border < numerator
+    ):
+        raise NoTosaError(f"a factor of {numerator} / {denominator}")
+    return numerator, denominator, offset, border
+
+
+def _resize(  # size: the numbers of the operator
+    graph: Graph,
+    x: Array,
+    out: Array,
+    axes: Sequence[tuple[int, int, int, int]],
+    mode: str,
+    dtype: str,
+) -> str:
+    if x.ndim != 4:
+        raise NoTosaError("interpolation of something else than images")
+    scale = [each for axis in axes for each in axis[:2]]
+    shapes = [graph.shape(each) for each in (scale, [a[2] for a in axes], [a[3] for a in axes])]
+    last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    given, shape = graph.given(last), _shape(out)
+    if len(x) == 1 or mode == "BILINEAR":
+        return graph.add("RESIZE", [given, *shapes], shape, dtype, mode=mode)
+    one, image = [1, *shape[1:]], [1, *last.shape[1:]]
+    found = []
+    for number in range(len(x)):  # Ethos-U55 takes one image
+        part = [graph.shape([number, 0, 0, 0]), graph.shape(image)]
+        each = graph.add("SLICE", [given, *part], image, x.dtype.name)
+        found.append(graph.add("RESIZE", [each, *shapes], one, dtype, mode=mode))
+    return graph.add("CONCAT", found, shape, dtype, axis=0)
+
+
+def _shape(out: Array) -> list[int]:
+    return list(np.moveaxis(out, 1, -1).shape)
+
+
+# Softmax as TOSA operators.
+#
+# 1. How far each integer is below the largest chooses two entries of TABLE: the upper and the lower bits
+#   of its exponential, of 23 bits.
+# 2. Their sum, moved to ``[2**30, 2**31)``, has a reciprocal, which three steps of Newton's method find (TOSA
+# divides no numbers of that size), and by which the exponentials are multiplied.
+
+_LOW_BITS, _LEAST_BITS = 9, 23  # of an exponential: those of the second table, and of the largest
+_SLACK = 3  # an interpolated table's largest exponential is a little below 1
+_PLACE_BITS = 7  # of a place between two entries
+_LONGEST = 255  # exponentials whose sum has 31 bits
+_ONE = 29  # bits below 1 of the reciprocal
+
+
+def softmax(graph: Graph, kernel: IntegerSoftmax, inputs: Sequence[Array], out: Array) -> str:
+    config, x = kernel.config, inputs[0]
+    axis = config.dim % x.ndim
+    if x.shape[axis] > _LONGEST:
+        raise NoTosaError(f"sums of more than {_LONGEST} exponentials")
+    row = [1 if each == axis else size for each, size in enumerate(x.shape)]
+    powers = _powers(graph, kernel.table.numpy(), x, axis, row)
+    total = graph.add("REDUCE_SUM", [powers], row, "int32", axis=axis)
+    moved = graph.add("CLZ", [total], row, "int32")
+    one = graph.const(np.ones([1] * x.ndim), "int32")
+    up = graph.add("SUB", [moved, one], row, "int32")
+    high = graph.add("LOGICAL_LEFT_SHIFT", [total, up], row, "int32")
+    reciprocal = _reciprocal(graph, high, row, x.ndim)
+    shares = _product(graph, powers, reciprocal, x.shape, _LEAST_BITS)
+    bits = graph.const(np.full([1] * x.ndim, 31 - _LEAST_BITS + _SLACK), "int32")
+    down = graph.add("SUB", [bits, moved], row, "int32")
+    shares = graph.add("ARITHMETIC_RIGHT_SHIFT", [shares, down], x.shape, "int32", round=True)
+    real = 2.0 ** (_SLACK - 30) / config.out_scale
+    dtype = out.dtype.name
+    return rescaled(graph, shares, x.shape, real, dtype, out_zero=config.out_zero_point)
+
+
+def _powers(graph: Graph, table: Array, x: Array, axis: int, row: Sequence[int]) -> str:
+    """Exponentials of how far each integer is below the largest, in ``2**-23``."""
+    dtype = x.dtype.name
+    given = graph.given(x)
+    largest = graph.add("REDUCE_MAX", [given], row, dtype, axis=axis, nan_mode="PROPAGATE")
+    wide = [
+        rescaled(graph, value, shape, 1.0, "int32", source=dtype)
+        for value, shape in ((largest, row), (given, x.shape))
+    ]
+    below = graph.add("SUB", wide, x.shape, "int32")
+    if dtype == "int8":  # entries 256 and further, one for each distance
+        entries = np.zeros(513, np.int64)
+        entries[256:512] = table
+        places = rescaled(graph, below, x.shape, float(1 << _PLACE_BITS), "int16")
+    else:
+        entries = few(table)
+        start = graph.const(np.full([1] * x.ndim, 1 << 15), "int32")
+        below = graph.add("SUB", [below, start], x.shape, "int32")
+        places = rescaled(graph, below, x.shape, 1.0, "int16")
+    upper = entries >> _LOW_BITS
+    parts = []
+    for part in (upper, entries - (upper << _LOW_BITS)):
+        parts.append(graph.add("TABLE", [places, graph.const(part, "int16")], x.shape, "int32"))
+    bits = graph.const(np.full([1] * x.ndim, _LOW_BITS), "int32")
+    parts[0] = graph.add("LOGICAL_LEFT_SHIFT", [parts[0], bits], x.shape, "int32")
+    whole = graph.add("ADD", parts, x.shape, "int32")
+    bits = graph.const(np.full([1] * x.ndim, _PLACE_BITS), "int32")
+    return graph.add("ARITHMETIC_RIGHT_SHIFT", [whole, bits], x.shape, "int32", round=True)
+
+
+def _reciprocal(graph: Graph, x: str, shape: Sequence[int], rank: int) -> str:
+    """``2**60 / x`` of ``x`` in ``[2**30, 2**31)``."""
+
+    def number(value: float) -> str:
+        return graph.const(np.full([1] * rank, round(value * 2**_ONE)), "int32")
+
+    slope = number(32 / 17)
+    line = _product(graph, x, slope, shape, 31)
+    found = graph.add("SUB", [number(48 / 17), line], shape, "int32")
+    for _ in range(3):
+        product = _product(graph, x, found, shape, 31)
+        off = graph.add("SUB", [number(1), product], shape, "int32")
+        more = _product(graph, found, off, shape, _ONE)
+        found = graph.add("ADD", [found, more], shape, "int32")
+    return found
+
+
+def _product(graph: Graph, x: str, y: str, shape: Sequence[int], bits: int) -> str:
+    """``x * y / 2**bits``, rounded."""
+    return graph.add("MUL", [x, y, graph.const([bits], "int8")], shape, "int32")
+
 
 _FORMS: dict[type, Callable[..., str]] = {
     IntegerWeighted: weighted,

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from backquant.deploy.checkpoints.formats import Format
 from backquant.deploy.checkpoints.layer import Layer, Scheme, empty_layer
-from backquant.deploy.checkpoints.stream import size_of, write_stream
 from backquant.errors import ExportError, UsageError
+from backquant.files import replace_file
 
 _INDEX = "model.safetensors.index.json"
 _WEIGHT = ".weight"
@@ -248,3 +248,65 @@ def check_places(source: Source, contents: Contents, target: str) -> None:
                 if names is new
                 else "the folder of the model that was quantized",
             )
+
+
+# A safetensors file written one tensor at a time: its header is known before the first of them is made.
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.uint32: "U32", torch.bool: "BOOL",
+}  # fmt: skip
+_ALIGNMENT = 8
+
+
+def size_of(tensor: Tensor) -> int:
+    """Bytes of its values.
+
+    >>> size_of(torch.zeros(3, dtype=torch.int16))
+    6
+    """
+    return tensor.numel() * tensor.element_size()
+
+
+def write_stream(
+    path: Path, layout: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Write ``tensors``, whose names, sizes and dtypes, in this order, are those of ``layout``.
+
+    Raises ``OSError``, and ``ExportError`` for a tensor that is not as ``layout`` says.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from safetensors.torch import load_file
+    >>> with TemporaryDirectory() as folder:
+    ...     write_stream(Path(folder) / "a.safetensors", {"x": torch.zeros(2)}, [("x", torch.ones(2))])
+    ...     load_file(f"{folder}/a.safetensors")
+    {'x': tensor([1., 1.])}
+    """
+    replace_file(path, _pieces(layout, iter(tensors)))
+
+
+def _pieces(
+    layout: Mapping[str, Tensor], tensors: Iterator[tuple[str, Tensor]]
+) -> Iterator[bytes | memoryview]:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, tensor in layout.items():
+        end = begin + size_of(tensor)
+        shape = list(tensor.shape)
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name, planned in layout.items():
+        found, tensor = next(tensors)
+        if (found, tensor.dtype, tensor.shape) != (name, planned.dtype, planned.shape):
+            raise ExportError(
+                f"{found} is {tensor.dtype}{list(tensor.shape)}, and was to be {name}, "
+                f"{planned.dtype}{list(planned.shape)}",
+                where="a checkpoint's layout",
+                fix="what shares a scale, or whether there are zero points, has changed on the way",
+            )
+        yield tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -6,27 +6,116 @@ Options: ``channels_last`` (inputs and outputs of four axes are stored with thei
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
+from backquant.deploy.litert import arithmetic, convolutions, moves, norms, pools
+from backquant.deploy.litert.call import Call, Rule, Table, bound_arguments
 from backquant.deploy.litert.flatbuffer import to_bytes
+from backquant.deploy.litert.images import activation
+from backquant.deploy.litert.layouts import Layout, plain
 from backquant.deploy.litert.lowering import Lowered, Lowering, RefusedError
+from backquant.deploy.litert.network import Array, Tensor
 from backquant.deploy.litert.readback import LoadedFile, ReadOperator, read_back
-from backquant.deploy.litert.rules import RULES, decomposed, unknown
-from backquant.deploy.program import Program
+from backquant.deploy.litert.values import UnsupportedError, Value
+from backquant.deploy.litert.weights import bias_of, has_integer_weight, stored_weight
+from backquant.deploy.program import Program, origins_of_stacks
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
+from backquant.graph.quiet import quiet
 from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.match.plan import Reason
+from backquant.operators import overload
 from backquant.reason_codes import ReasonCode
+
+# Linear layers, products of matrices, and tables.
+#
+# 1. A linear layer that reads a flattened image with its channels last has the columns of its weight in
+# that order.
+# 2. A matrix whose last two axes are swapped is read so by the kernel.
+
+_MOST_AXES = 5  # of the kernel of matrix products
+
+
+def _linear(call: Call) -> Value:
+    value = call.read("input")
+    rank = len(value.shape)
+    layout = value.layout if value.layout[-1] == rank - 1 else plain(rank)
+    source = call.emitter.laid(value, layout)
+    if call.constant("weight") is None:
+        return _by_computed(call, source, layout)
+
+    def arrange(weight: Array) -> Array:
+        """Rule 1."""
+        return weight if value.columns is None else np.ascontiguousarray(weight[:, value.columns])
+
+    weight = stored_weight(call, arrange, 0)
+    with_bias = call.has("bias") or call.integer
+    bias = bias_of(call, source, weight, weight.shape[0]) if with_bias else None
+    return call.emit(
+        "FULLY_CONNECTED",
+        (source, weight, bias),
+        layout,
+        keepNumDims=rank != 2,
+        fusedActivationFunction=activation(call),
+    )
+
+
+def _by_computed(call: Call, source: Tensor, layout: Layout) -> Value:
+    if call.has("bias"):
+        raise UnsupportedError("a linear layer whose weight is computed")
+    weight = call.emitter.laid(call.read("weight"), (0, 1))
+    return call.emit("BATCH_MATMUL", (source, weight), layout, adjY=True)
+
+
+def _matmul(call: Call) -> Value:
+    second = "mat2" if "mat2" in call.args else "other"
+    values = call.read("self"), call.read(second)
+    if min(len(value.shape) for value in values) < 2:
+        raise UnsupportedError("a product with a vector")
+    (one, adjoint_x), (two, adjoint_y) = (_matrix(call, value) for value in values)
+    return call.emit("BATCH_MATMUL", (one, two), adjX=adjoint_x, adjY=adjoint_y)
+
+
+def _matrix(call: Call, value: Value) -> tuple[Tensor, bool]:
+    """The operand with its axes in order, and whether its last two are swapped; rule 2."""
+    rank = len(value.shape)
+    if value.layout == (*range(rank - 2), rank - 1, rank - 2):
+        return value.tensor, True
+    return call.emitter.laid(value, plain(rank)), False
+
+
+def _embedding(call: Call) -> Value:
+    rank = len(call.shape)
+    places = call.emitter.laid(call.read("indices"), plain(rank - 1))
+    return call.emit("GATHER", (call.read("weight").tensor, places), axis=0)
+
+
+def _few_axes(call: Call) -> bool:
+    return len(call.shape) <= _MOST_AXES
+
+
+_PRODUCT = Rule(_matmul, _few_axes)
+TABLE: Table = {
+    overload("linear"): Rule(_linear, has_integer_weight(0), fuses=True),
+    overload("matmul"): _PRODUCT,
+    overload("bmm"): _PRODUCT,
+    overload("mm"): _PRODUCT,
+    overload("embedding"): Rule(_embedding),
+}
+
 
 __all__ = ["TARGET", "LiteRTTarget", "written_file"]
 
@@ -151,3 +240,77 @@ def _name(target: Any) -> str:
 
 
 TARGET = LiteRTTarget()
+
+
+# All rules, and the operators that are taken apart first because there is none for them.
+
+RULES: Table = {
+    **convolutions.TABLE,
+    **TABLE,
+    **arithmetic.TABLE,
+    **moves.TABLE,
+    **norms.TABLE,
+    **pools.TABLE,
+}
+_PARTS = {**moves.PARTS, **norms.PARTS}
+_OURS = ("quantized_decomposed", "backquant")
+_ROUNDS = 4  # what a decomposition gives may have one itself
+
+
+def _taken(call: Call) -> Value:
+    """An item of what gives several results."""
+    source, index = call.node.args
+    assert isinstance(source, fx.Node) and isinstance(index, int)
+    if source.target not in _PARTS:
+        raise UnsupportedError("LiteRT has no operator for it")
+    call.args = bound_arguments(source)
+    return _PARTS[source.target](call, source, index)
+
+
+def _moves(call: Call) -> bool:
+    source = call.node.args[0]
+    return isinstance(source, fx.Node) and source.target in moves.PARTS
+
+
+RULES[operator.getitem] = Rule(_taken, _moves, keeps=True, moves=True)
+
+
+def decomposed(program: Program) -> Program:
+    """``program`` with operators that have no rule written as those that torch computes them with."""
+    known = torch.export.default_decompositions()
+    for _ in range(_ROUNDS):
+        targets = {node.target for node in unknown(program)}
+        table = {target: known[target] for target in targets if target in known}
+        if not table:
+            return program
+        with quiet(), torch.no_grad():
+            exported = program.exported.run_decompositions(table)
+        program = replace(program, exported=exported, origins=origins_of_stacks(exported.graph))
+    return program
+
+
+def unknown(program: Program) -> list[fx.Node]:
+    """The calls without a rule that depend on an input."""
+    depends: set[fx.Node] = set()
+    inputs = set(program.exported.graph_signature.user_inputs)
+    found = []
+    for node in program.exported.graph.nodes:
+        if node.op == "placeholder":
+            if node.name in inputs:
+                depends.add(node)
+        elif depends.intersection(node.all_input_nodes):
+            depends.add(node)
+            if node.op == "call_function" and _lacks_rule(node):
+                found.append(node)
+    return found
+
+
+def _lacks_rule(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    if target.namespace in _OURS or target in RULES:
+        return False
+    if not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)):
+        return False  # a number
+    return target not in _PARTS

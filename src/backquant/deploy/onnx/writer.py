@@ -10,17 +10,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx.additions import write_sums
-from backquant.deploy.onnx.blocks import narrow_constants, settle_blocks
+from backquant.deploy.onnx.blocks import narrow_constants, settle_blocks, transposed_blocks
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
-from backquant.deploy.onnx.epsilons import keep_epsilons
 from backquant.deploy.onnx.exporter import exported_to_onnx
-from backquant.deploy.onnx.fold import fold_integer_constants
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
-from backquant.deploy.onnx.initializers import drop_unused
+from backquant.deploy.onnx.initializers import add_initializer, drop_unused
 from backquant.deploy.onnx.names import name_nodes
 from backquant.deploy.onnx.opset import asked_opset, check_opset, lower_opset
 from backquant.deploy.onnx.roundings import described_quantize, spell_roundings
@@ -178,3 +176,173 @@ def _node_in(message: str) -> str:
         return ""
     name, target, args = found.groups()
     return f"{name} = {target}{args.replace('%', '')}"[:200]
+
+
+# Float additions of two activations, written as ``Sum``: runtimes do not fuse it with the next operator.
+#
+# Source: ONNX operator documentation, Add-14 and Sum-13: the same result, with the same broadcasting.
+
+
+def write_sums(model: Any) -> None:
+    """Rewrite every Add of floats, in place; those of biases and of quantized values stay."""
+    for node in model.graph:
+        if node.op_type != "Add" or not all(_is_activation(value) for value in node.inputs):
+            continue
+        if not all(_is_dequantized(value) for value in node.inputs):
+            node.op_type = "Sum"
+
+
+def _is_activation(value: Any) -> bool:
+    """Floats, as an activation or a constant has them that is no bias: a position embedding."""
+    kind, constant = value.dtype, value.const_value
+    if kind is None or not kind.is_floating_point():
+        return False
+    return constant is None or len(constant.shape) > 1
+
+
+def _is_dequantized(value: Any) -> bool:
+    producer = value.producer()
+    return producer is not None and producer.op_type == "DequantizeLinear"
+
+
+# Additions of an epsilon and products with nearly one, kept from the exporter's optimizer.
+#
+# 1. It takes a number of up to 1e-8 for zero and leaves the addition out: ``log(x + 1e-15)`` became
+#   ``log(x)``, infinite at zero. ``Sum`` of the same two values is not touched.
+# 2. It takes a number within 1e-5 of one for one: ``1 - x / (1 + 1e-6)`` became zero at one. A tensor with an
+# axis is not touched.
+#
+# Source: ONNX operator documentation, Add-14, Sub-14, Mul-14, Div-14 and Sum-13.
+
+_TAKEN_FOR_ZERO = 1e-8
+_TAKEN_FOR_ONE = 1.1e-5
+
+
+def keep_epsilons(model: Any) -> None:
+    """Apply the rules in place, to ``x + c``, ``c + x``, ``x - c``, ``x * c``, ``c * x`` and ``x / c``."""
+    for node in list(model.graph):
+        if node.op_type == "Add" and any(_epsilon(value) is not None for value in node.inputs):
+            node.op_type = "Sum"
+        elif node.op_type == "Sub":
+            epsilon = _epsilon(node.inputs[1])
+            if epsilon is not None:
+                negative = add_initializer(model, np.negative(epsilon), f"{node.name}_epsilon")
+                node.replace_input_with(1, negative)
+                node.op_type = "Sum"
+        elif node.op_type in ("Mul", "Div"):
+            _keep_factor(model, node)
+
+
+def _keep_factor(model: Any, node: Any) -> None:
+    for place, value in enumerate(node.inputs):
+        factor, other = _number(value), node.inputs[1 - place]
+        if factor is None or (place == 0 and node.op_type == "Div"):
+            continue
+        has_axes = other is not None and other.shape is not None and len(other.shape) > 0
+        if has_axes and 0 < abs(float(factor.item()) - 1) <= _TAKEN_FOR_ONE:
+            made = add_initializer(model, factor.reshape(1), f"{node.name}_factor")
+            node.replace_input_with(place, made)
+
+
+def _epsilon(value: Any) -> Any:
+    """The array of a float constant that is one small number, and not zero."""
+    array = _number(value)
+    return array if array is not None and 0 < abs(float(array.item())) <= _TAKEN_FOR_ZERO else None
+
+
+def _number(value: Any) -> Any:
+    """The array of a float constant that is one number."""
+    import onnx_ir as ir
+
+    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    if constant is None or constant.size != 1 or not constant.dtype.is_floating_point():
+        return None
+    return constant.numpy()
+
+
+# Casts and transposes of constants, computed when the file is written.
+#
+# The exporter does this for small constants only; weights are larger than its limit.
+
+
+def fold_integer_constants(model: Any) -> None:
+    """Fold Cast of integers, and Transpose behind a per-channel or per-tensor DequantizeLinear, in place."""
+    for node in list(model.graph):
+        if node.op_type == "Cast" and _is_constant(node.inputs[0]):
+            _fold_cast(model, node)
+        elif node.op_type == "Transpose":
+            _fold_transpose(model, node)
+    drop_unused(model)
+
+
+def _is_constant(value: Any) -> bool:
+    return value is not None and value.const_value is not None
+
+
+def _fold_cast(model: Any, node: Any) -> None:
+    import onnx_ir as ir
+
+    source = node.inputs[0].const_value
+    target = ir.DataType(node.attributes["to"].as_int())
+    if not _is_integer(source.dtype) or not _is_integer(target):
+        return
+    array = source.numpy().astype(target.numpy())
+    _replace(model, node.outputs[0], array)
+    model.graph.remove(node, safe=True)
+
+
+def _is_integer(dtype: Any) -> bool:
+    return str(dtype.name).startswith(("INT", "UINT"))
+
+
+def _is_stored(dtype: Any) -> bool:
+    """Integers, or 8-bit floats: what weights are stored in."""
+    return _is_integer(dtype) or str(dtype.name).startswith("FLOAT8")
+
+
+def _fold_transpose(model: Any, node: Any) -> None:
+    """Weights are transposed as integers: DequantizeLinear(w, axis) → Transpose is one DequantizeLinear."""
+    source = node.inputs[0]
+    rank = None if source.shape is None else len(source.shape)
+    made = transposed_dequantize(model, source, _permutation(node, rank or 2), before=node)
+    if made is not None:
+        node.outputs[0].replace_all_uses_with(made)
+        model.graph.remove(node, safe=True)
+
+
+def transposed_dequantize(model: Any, value: Any, permutation: list[int], *, before: Any) -> Any:
+    """A dequantized integer constant, transposed; ``None`` if ``value`` is no such thing."""
+    import onnx_ir as ir
+
+    dequantize = value.producer()
+    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+        return None
+    weight = dequantize.inputs[0]
+    if "block_size" in dequantize.attributes:
+        constant = all(_is_constant(given) for given in dequantize.inputs)
+        return (
+            transposed_blocks(model, dequantize, permutation, before=before) if constant else None
+        )
+    if not _is_constant(weight) or not _is_stored(weight.const_value.dtype):
+        return None
+    array = np.ascontiguousarray(weight.const_value.numpy().transpose(permutation))
+    inputs = [add_initializer(model, array, weight.name), *dequantize.inputs[1:]]
+    attributes = []
+    if inputs[1].shape is not None and len(inputs[1].shape) == 1:
+        axis = dequantize.attributes["axis"].as_int() % array.ndim
+        attributes.append(ir.AttrInt64("axis", permutation.index(axis)))
+    made = ir.Node("", "DequantizeLinear", inputs, attributes, name=f"{dequantize.name}/transposed")
+    made.outputs[0].name = f"{value.name}_transposed"
+    made.outputs[0].shape, made.outputs[0].type = ir.Shape(array.shape), value.type
+    made.metadata_props.update(dequantize.metadata_props)
+    model.graph.insert_before(before, made)
+    return made.outputs[0]
+
+
+def _permutation(node: Any, rank: int) -> list[int]:
+    given = node.attributes.get("perm")
+    return list(range(rank))[::-1] if given is None else list(given.as_ints())
+
+
+def _replace(model: Any, value: Any, array: np.ndarray[Any, Any]) -> None:
+    value.replace_all_uses_with(add_initializer(model, array, value.name))

@@ -17,16 +17,21 @@ from backquant.errors import EngineError
 from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding, rounds_within
-from backquant.native.epilogue import Result, epilogue
+from backquant.native.epilogue import Result, epilogue, has_tiles
 from backquant.native.packing import (
     TAPS,
+    Blocks,
     by_channel,
     by_lane,
+    choose_blocks,
+    choose_tiles,
+    pack,
     pack_depthwise,
     pack_spans,
     reads_rows,
     span_rows,
     spans,
+    tap_step,
 )
 from backquant.operators import overload
 from backquant.runtime.compiled.image_lowerings import register_images
@@ -38,10 +43,10 @@ from backquant.runtime.compiled.inductor import (
 )
 from backquant.runtime.compiled.layouts import CHANNELS_LAST, hint, is_known, laid_out, value_of
 from backquant.runtime.compiled.operators import convolution, linear, output_size
-from backquant.runtime.compiled.product import Product
 from backquant.runtime.compiled.template import (
     GROUPED,
     HEADER,
+    TILES,
     KernelCall,
     constant,
     kernel_node,
@@ -353,3 +358,46 @@ def register_lowerings() -> None:
     register_lowering(convolution, type_promotion_kind=None)(_lower_convolution)
     register_lowering(linear, type_promotion_kind=None)(_lower_linear)
     register_images()
+
+
+# Which kernel computes the matrix product of a convolution or linear layer.
+#
+# ``convolution`` of ``kernels.h``, by vectors, or ``tiled_convolution`` of ``tiles.h``, by AMX.
+
+_FEWEST = 16  # rows of a tile; with fewer rows, vector instructions are as fast as tiles
+
+
+@dataclass(frozen=True)
+class Product:
+    """``step``: the integers that one product of tiles adds up; None without AMX."""
+
+    weight: torch.Tensor
+    blocks: Blocks
+    step: int | None
+    threads: int
+
+    @classmethod
+    def of(cls, taps: torch.Tensor, pixels: int) -> Product:
+        """The product for so many pixels; ``taps``: int8 ``[channels, taps, run]``.
+
+        >>> Product.of(torch.ones(8, 1, 10, dtype=torch.int8), 100).step is None
+        True
+        """
+        channels, count, run = taps.shape
+        threads = torch.get_num_threads()
+        step = tap_step(count, run, channels) if pixels >= _FEWEST and has_tiles() else None
+        blocks = choose_blocks(pixels, channels) if step is None else choose_tiles(channels)
+        return cls(pack(taps, blocks), blocks, step, threads)
+
+    @property
+    def header(self) -> Path:
+        return HEADER if self.step is None else TILES
+
+    def call(self, activation: str, adds: bool, ctype: str) -> str:
+        """The call in C++."""
+        b = self.blocks
+        parts = f"{b.columns}, {b.last}, {b.tail}, backquant::{activation}, {str(adds).lower()}, {ctype}"
+        sizes = f"{b.count}, {self.threads}"
+        if self.step is None:
+            return f"backquant::convolution<{b.rows}, {parts}>(x, weight, g, e, {sizes}, out);"
+        return f"backquant::tiled_convolution<{parts}>(x, weight, g, e, {sizes}, {self.step}, out);"

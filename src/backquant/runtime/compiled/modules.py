@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.conv_add import OnednnConvAdd
 from backquant.lower.kernels.grouped import GroupedLinear
 from backquant.lower.kernels.linear import OnednnLinear
-from backquant.lower.kernels.linear_dynamic import DynamicLinear
+from backquant.lower.kernels.linear_dynamic import DynamicLinear, activated
 from backquant.lower.kernels.lookup import Lookup
 from backquant.lower.kernels.norm import BatchNorm, Norm
 from backquant.lower.kernels.packed import PackedKernel
@@ -26,9 +27,174 @@ from backquant.lower.kernels.postop import PostOp
 from backquant.lower.kernels.quantized import QuantizedWeighted
 from backquant.runtime.compiled import images, operators
 from backquant.runtime.compiled.as_run import AS_RUN, AsItRuns
-from backquant.runtime.compiled.dynamic import dynamic_linear
 from backquant.runtime.compiled.functions import as_float, as_integer
-from backquant.runtime.compiled.transposed import TransposedConvolution
+
+# Transposed convolutions as convolutions: each of ``stride`` neighbours in the result is a channel, made of
+# the taps that reach it, and the channels are laid side by side. No product with an inserted zero is
+# computed.
+#
+# Position ``s·m + r`` of the result reads input ``m - q`` by tap ``k``, where ``d·k = s·q + r`` (stride
+# ``s``, dilation ``d``).
+
+
+class TransposedConvolution(nn.Module):
+    """``QuantizedWeighted`` for a transposed convolution.
+
+    >>> from backquant.lower.kernels.packed import WeightTensors
+    >>> from backquant.lower.kernels.quantized import QuantizedConfig
+    >>> config = QuantizedConfig("conv_transpose1d", "fbgemm", 1.0, 0, 1.0, 0, (2,), (0,), (1,), (0,))
+    >>> weight = torch.tensor([[[1, 2, 3]]], dtype=torch.int8)
+    >>> tensors = WeightTensors(weight, torch.ones(1), torch.zeros(1, dtype=torch.int64), None)
+    >>> made = TransposedConvolution(QuantizedWeighted(config, tensors))
+    >>> made(torch.tensor([[[1, 10]]], dtype=torch.uint8))
+    tensor([[[ 1,  2, 13, 20, 30]]], dtype=torch.uint8)
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, kernel: QuantizedWeighted) -> None:
+        super().__init__()
+        self.config = c = kernel.config
+        size = tuple(kernel.weight.shape[2:])
+        geometry = zip(size, c.stride, c.dilation, c.padding, c.output_padding, strict=True)
+        self._kernel_size = size
+        self.taps = [_taps(*numbers) for numbers in geometry]
+        weight = _by_output(kernel.weight, c.groups)
+        copies = math.prod(c.stride)
+        channels = weight.shape[0]
+        self.register_buffer("weight", _spread(weight, self.taps, c.stride, c.dilation))
+        scale = kernel.weight_scale.reshape(-1, 1).expand(channels, copies)
+        self.register_buffer("scale", scale.reshape(-1, 1).clone())
+        bias = kernel.bias
+        spread = None if bias is None else bias.reshape(-1, 1).expand(channels, copies)
+        self.register_buffer("bias", None if spread is None else spread.reshape(-1, 1).clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        ones, padding = [1] * len(c.stride), [count - 1 for count in self.taps]
+        post_op = "relu" if c.operator.endswith("_relu") else "none"
+        made = operators.convolution(
+            *(x, c.x_scale, c.x_zero_point, self.weight, self.scale, self.bias),
+            *(ones, padding, ones, c.groups, None, 1.0, 0),
+            *(c.out_scale, c.out_zero_point, torch.uint8, post_op, [], ""),
+        )
+        return self._side_by_side(made, x.shape[2:])
+
+    def _side_by_side(self, made: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+        """``[batch, channels · strides, ...]`` as ``[batch, channels, ...]`` of the size of the result."""
+        c, dims = self.config, len(self.config.stride)
+        blocks = made.reshape(made.shape[0], -1, *c.stride, *made.shape[2:])
+        order = [axis for i in range(dims) for axis in (2 + dims + i, 2 + i)]
+        whole = [n * s for n, s in zip(made.shape[2:], c.stride, strict=True)]
+        result = blocks.permute(0, 1, *order).reshape(made.shape[0], blocks.shape[1], *whole)
+        for axis, n in enumerate(size):
+            kernel = self._kernel_size[axis]
+            span = (n - 1) * c.stride[axis] + c.dilation[axis] * (kernel - 1) + 1
+            length = span - 2 * c.padding[axis] + c.output_padding[axis]
+            result = result.narrow(axis + 2, c.padding[axis], length)
+        return result
+
+
+def _taps(kernel: int, stride: int, dilation: int, padding: int, output_padding: int) -> int:
+    """Over how many inputs the convolution reaches: those that a tap reads, and enough for the result."""
+    last = dilation * (kernel - 1)
+    beyond = last + 1 + output_padding - padding - stride * (1 + last // stride)
+    return 1 + last // stride + max(0, math.ceil(beyond / stride))
+
+
+def _by_output(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """``[in, out / groups, ...]`` as ``[out, in / groups, ...]``."""
+    parts = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
+    return parts.reshape(-1, *parts.shape[2:])
+
+
+def _spread(
+    weight: torch.Tensor, taps: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> torch.Tensor:
+    """``[out, in / groups, ...]`` as ``[out · strides, in / groups, *taps]``, the last input first."""
+    made = weight.new_zeros(weight.shape[0], *stride, weight.shape[1], *taps)
+    for tap in itertools.product(*(range(n) for n in weight.shape[2:])):
+        at = [divmod(k * d, s) for k, d, s in zip(tap, dilation, stride, strict=True)]
+        left = [n - 1 - q for n, (q, _) in zip(taps, at, strict=True)]
+        copy: tuple[Any, ...] = (slice(None), *(r for _, r in at), slice(None), *left)
+        taken: tuple[Any, ...] = (slice(None), slice(None), *tap)
+        made[copy] = weight[taken]
+    return made.reshape(-1, weight.shape[1], *taps)
+
+
+# Linear layers that are quantized at each call, or hold float16 weights: what a call measures is computed by
+# generated code, the products are the kernel of a static linear layer.
+
+_LEAST_SCALE = 2.0**-126  # the scale where all values are 0
+
+
+class DynamicProduct(nn.Module):
+    """``DynamicLinear`` with int8 weights: exact sums of the integers, from which those of the zero point are
+    taken afterwards, since it is known at the call alone."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, kernel: DynamicLinear) -> None:
+        super().__init__()
+        self.config = kernel.config
+        rows = kernel.weight.shape[0]
+        self.register_buffer("weight", kernel.weight)
+        scale = kernel.weight_scale.float().reshape(-1).expand(rows).clone()
+        self.register_buffer("scale", scale.reshape(-1, 1))
+        self.register_buffer("shift", kernel.weight.sum(1, dtype=torch.int64).float() * scale)
+        self.register_buffer("bias", kernel.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        top = 127 if self.config.reduce_range else 255
+        value = x.float()
+        least, most = value.amin().clamp(max=0.0), value.amax().clamp(min=0.0)
+        scale = ((most - least) / top).clamp(min=_LEAST_SCALE)
+        zero_point = (-least / scale).round().clamp(0, top)
+        integers = (value / scale + zero_point).round().clamp(0, top).to(torch.uint8)
+        plain: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+        sums = operators.linear(integers, 1.0, 0, self.weight, self.scale, None, *plain)
+        made = (sums - zero_point * self.shift) * scale
+        made = made if self.bias is None else made + self.bias
+        return activated(self.config, made).to(x.dtype)
+
+
+class HalfWeights(nn.Module):
+    """``DynamicLinear`` with float16 weights: products in float32."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, kernel: DynamicLinear) -> None:
+        super().__init__()
+        self.config = kernel.config
+        self.register_buffer("weight", kernel.weight)
+        self.register_buffer("bias", kernel.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = F.linear(x.float(), self.weight.float(), self.bias)
+        return activated(self.config, made).to(x.dtype)
+
+
+def dynamic_linear(kernel: DynamicLinear) -> nn.Module | None:
+    """What takes the place of ``kernel``; ``None`` for weights with zero points.
+
+    >>> from backquant.lower.kernels.linear_dynamic import DynamicLinearConfig
+    >>> one = torch.ones(1, 2, dtype=torch.int8)
+    >>> tensors = {"weight": one, "weight_scale": torch.ones(1),
+    ...            "weight_zero_point": torch.zeros(1, dtype=torch.int64)}
+    >>> kernel = DynamicLinear(DynamicLinearConfig("fbgemm", torch.int8), tensors)
+    >>> dynamic_linear(kernel)(torch.tensor([[0.0, 255.0]]))
+    tensor([[255.]])
+    """
+    if kernel.config.weight_dtype == torch.float16:
+        return HalfWeights(kernel)
+    return None if bool(kernel.weight_zero_point.any()) else DynamicProduct(kernel)
+
 
 _FEW = 1 << 16  # values
 

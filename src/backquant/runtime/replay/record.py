@@ -15,7 +15,9 @@ weights of the model. Refused (``NotReplayable``), because a replay would not do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,7 +29,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from backquant.graph.dispatch_mode import DispatchMode
 from backquant.lower.kernels.configured import KernelModule
-from backquant.runtime.replay.fast_paths import as_without_modes
 from backquant.runtime.replay.kinds import Arguments
 from backquant.runtime.replay.overloads import AS_STRIDED, INDEX, SET_STORAGE
 
@@ -287,3 +288,53 @@ def _positional(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         else:
             found.append(None)
     return found
+
+
+# Modules of torch that ask whether their arguments override torch's functions, while a call is recorded.
+#
+# ``nn.MultiheadAttention`` and the transformer layers compute all as one operator, unless an argument
+# overrides torch's functions; ``torch.overrides.has_torch_function`` says that of any argument below a
+# function mode, as that of a recording is. They would record other operators than they run, of which the
+# last bits differ.
+
+_PLAIN = (torch.Tensor, nn.Parameter, type(None))
+_original = torch.overrides.has_torch_function
+_recording: set[int] = set()  # ids of threads that are recording
+_lock = threading.Lock()
+
+
+@contextmanager
+def as_without_modes() -> Iterator[None]:
+    """In this thread plain tensors override no function, whatever modes are on; other threads see no
+    change.
+
+    >>> class Mode(torch.overrides.TorchFunctionMode):
+    ...     def __torch_function__(self, func, types, args=(), kwargs=None):
+    ...         return func(*args, **(kwargs or {}))
+    >>> with Mode():
+    ...     before = torch.overrides.has_torch_function((torch.ones(1),))
+    ...     with as_without_modes():
+    ...         before, torch.overrides.has_torch_function((torch.ones(1),))
+    (True, False)
+    """
+    here = threading.get_ident()
+    if here in _recording:
+        yield
+        return
+    with _lock:
+        _recording.add(here)
+        torch.overrides.has_torch_function = _answer
+    try:
+        yield
+    finally:
+        with _lock:
+            _recording.remove(here)
+            if not _recording:
+                torch.overrides.has_torch_function = _original
+
+
+def _answer(args: Iterable[Any]) -> bool:
+    given = tuple(args)
+    if threading.get_ident() in _recording and all(type(each) in _PLAIN for each in given):
+        return False
+    return bool(_original(given))
