@@ -1,10 +1,11 @@
-"""Figures of README.md, each from one file: speed, accuracy on trained models, and counts of stock models.
+"""Figures of README.md and docs/support.md, each from one file.
 
 What stands between ``<!-- figures: NAME -->`` and ``<!-- /figures -->`` is written here:
 
 - ``speed`` from benchmarks/log/models.json, one dated run of ``make bench-models``
 - ``accuracy`` from the table of six trained models in docs/accuracy.md
 - ``models`` from the counts in docs/models.md
+- ``runtimes`` from the extras of pyproject.toml, with the versions of constraints.txt
 
 Usage: python tools/figures.py [--check]
 """
@@ -21,7 +22,18 @@ from statistics import mean
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
-PAGES = ("README.md",)
+PAGES = {"README.md": ("accuracy", "speed", "models"), "docs/support.md": ("runtimes",)}
+#: Packages whose versions docs/support.md lists.
+RUNTIMES = (
+    "onnxruntime",
+    "onnx",
+    "openvino",
+    "executorch",
+    "ai-edge-litert",
+    "ethos-u-vela",
+    "torchao",
+)
+RUNTIMES += ("transformers", "compressed-tensors", "gguf")
 #: Rows of docs/accuracy.md that README shows, under their names there.
 TOOLS = {
     "float": "float",
@@ -89,7 +101,26 @@ def models() -> str:
     )
 
 
-FIGURES: dict[str, Callable[[], str]] = {"speed": speed, "accuracy": accuracy, "models": models}
+def runtimes() -> str:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    lines = ["| runtime or package | CI | declared |", "| --- | --- | --- |"]
+    for name in RUNTIMES:
+        declared = {
+            found for found in re.findall(rf'"{name}(>=[\w.,<>=]+)', project) if "<" in found
+        }
+        [bounds] = declared  # the same in each extra
+        [version] = re.findall(rf"^{name}==([\w.]+)", pinned, re.MULTILINE)
+        lines.append(f"| {name} | {version} | {bounds.replace(',', ', ')} |")
+    return "\n".join(lines) + "\n"
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "speed": speed,
+    "accuracy": accuracy,
+    "models": models,
+    "runtimes": runtimes,
+}
 
 
 def written(page: str) -> str:

@@ -171,7 +171,17 @@ class ArtifactError(BackquantError):
 
 
 class MissingExtraError(BackquantError, ImportError):
-    """An optional dependency is missing; the fix names the extra to install."""
+    """An optional dependency is missing; the fix is how to install the extra that has it.
+
+    >>> print(MissingExtraError("checking ONNX files needs onnx", extra="onnx"))
+    checking ONNX files needs onnx
+      fix    pip install '.[onnx]'   # in a checkout of backquant
+    """
+
+    def __init__(self, what: str, *, extra: str, where: str = "") -> None:
+        # The one place that says how: the package is on no index yet.
+        fix = f"pip install '.[{extra}]'   # in a checkout of backquant"
+        super().__init__(what, where=where, fix=fix)
 
 
 class LeftOutError(BackquantError, NotImplementedError, AttributeError):

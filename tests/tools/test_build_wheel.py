@@ -100,7 +100,7 @@ def test_without_extras(site: Path) -> None:
     outcomes = re.split(r"^=== .*\n", told, flags=re.MULTILINE)[1:]
     assert [text.split()[-1] for text in outcomes] == ["0"] * 3 + ["2"] * len(EXTRAS), told
     for text, extra in zip(outcomes[3:], EXTRAS.values(), strict=True):
-        assert f"pip install 'backquant[{extra}]'" in text
+        assert f"pip install '.[{extra}]'" in text
 
 
 def run(site: Path, code: str, *arguments: str) -> str:

@@ -200,7 +200,7 @@ def _check_version(path: Path, version: int) -> None:
         raise ArtifactError(
             f"{path} has format version {version}; this backquant reads up to {FORMAT_VERSION}",
             where=str(path),
-            fix="pip install --upgrade backquant",
+            fix="load it with the backquant that wrote it, or a newer one",
         )
     if version < FORMAT_VERSION:
         raise ArtifactError(

@@ -245,7 +245,7 @@ class Decoder:
             raise ArtifactError(
                 f"the kind of value {tag!r} is unknown",
                 where=repr(value)[:80],
-                fix="pip install --upgrade backquant: a newer version may know it",
+                fix="load it with the backquant that wrote it, or a newer one",
             )
         return handler(content)
 

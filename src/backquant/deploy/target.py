@@ -202,8 +202,8 @@ def check_installed(target: Target) -> None:
         verb = "is" if len(missing) == 1 else "are"
         raise MissingExtraError(
             f"exporting to {target.name} needs {', '.join(missing)}, which {verb} not installed",
+            extra=target.extra,
             where=f"to={target.name!r}",
-            fix=f"pip install 'backquant[{target.extra}]'",
         )
 
 

@@ -52,8 +52,8 @@ def as_quantizer(backend_config: BackendConfig, qconfig_mapping: QConfigMapping)
     if importlib.util.find_spec("torchao") is None:
         raise MissingExtraError(
             "a quantizer for prepare_pt2e needs torchao",
+            extra="torchao",
             where="as_quantizer",
-            fix="pip install 'backquant[torchao]'",
         )
     from backquant.interop.annotating import PlanQuantizer
 

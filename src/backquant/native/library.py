@@ -104,7 +104,7 @@ def build_kernels() -> Path:
         raise EngineError(
             f"the kernels cannot be built: {first_line(error)}",
             where="backquant.native.build_kernels",
-            fix="apt-get install g++   # or CXX=/path/to/compiler, or pip install 'backquant[kernels]'",
+            fix="apt-get install g++   # or CXX=/path/to/compiler",
         ) from error
 
 

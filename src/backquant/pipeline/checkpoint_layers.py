@@ -287,8 +287,8 @@ def _on_meta(source: HubFolder) -> nn.Module:
     except ImportError as error:
         raise MissingExtraError(
             "checkpoints of language models need transformers, which is not installed",
+            extra="checkpoints",
             where=str(source.place),
-            fix="pip install 'backquant[checkpoints]'",
         ) from error
     try:
         with torch.device("meta"):

@@ -268,7 +268,7 @@ def test_missing_extra_and_untested_version(residual, tmp_path, monkeypatch) -> 
     monkeypatch.setattr(
         ExecuTorchTarget, "requires", (Requirement("executorch", "no_such_module_of_backquant"),)
     )
-    with pytest.raises(MissingExtraError, match=r"pip install 'backquant\[executorch\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[executorch\]'"):
         backquant.export(residual("xnnpack"), tmp_path / "m.pte")
     old = (Requirement("executorch", "executorch", "0.1", "0.2"),)
     monkeypatch.setattr(ExecuTorchTarget, "requires", old)

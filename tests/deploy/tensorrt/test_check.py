@@ -92,7 +92,7 @@ def test_names_the_extra(monkeypatch, clean) -> None:
     model = clean().model
     check = sys.modules[check_onnx.__module__]
     monkeypatch.setattr(check, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"backquant\[onnx\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[onnx\]"):
         check_onnx(model)
 
 

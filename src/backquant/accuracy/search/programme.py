@@ -206,8 +206,8 @@ def _scipy() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise MissingExtraError(
             "a search solves an integer programme with SciPy, which is not installed",
+            extra="search",
             where="backquant.search",
-            fix='pip install "backquant[search]"',
         ) from error
     return milp, LinearConstraint, Bounds
 

@@ -32,7 +32,7 @@ def load_digits() -> Digits:
     except ImportError as error:
         raise MissingExtraError(
             "the demo reads the digits that scikit-learn ships, and scikit-learn is not installed",
-            fix="pip install 'backquant[demo]'",
+            extra="demo",
         ) from error
     raw = datasets.load_digits()
     images = torch.tensor(raw.images, dtype=torch.float32).unsqueeze(1) / 16

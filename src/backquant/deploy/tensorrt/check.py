@@ -45,8 +45,8 @@ def check_onnx(model: str | os.PathLike[str] | Any) -> list[Finding]:
     if find_spec("onnx") is None:
         raise MissingExtraError(
             "checking ONNX files needs onnx, which is not installed",
+            extra="onnx",
             where="check_onnx",
-            fix="pip install 'backquant[onnx]'",
         )
     loaded, folder = _loaded(model)
     found = [finding for view in graph_views(loaded, folder) for finding in _findings(view)]
