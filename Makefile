@@ -6,8 +6,8 @@
 #               One section: make bench-models (-calibration, -scaling, -memory, -startup, -profiles,
 #               -kernels, -qat, -roofline, -decoder, -quick: six models in 4 minutes), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
 # Of a release:
-#   make wheel  the wheel in dist/, the same bytes from every checkout of a commit
-#   make wheel-kernels  what backquant[kernels] installs, in dist/: the library of kernels, and its sources; needs a C++ compiler
+#   make wheel  the wheel in dist/ with the library of kernels for all CPUs of this kind, the same bytes from every
+#               checkout of a commit and every run of one C++ compiler, which it needs
 #   make sbom   out/backquant.cdx.json: what the package needs, at the versions of constraints.txt (CycloneDX)
 #   make audit  known vulnerabilities of those versions, of the extras and of the tests; needs a network
 # Each creates its own environment in .venv, bench in .venv-bench, those of a release in .venv-release. On a machine with CUDA wheels as pip's default, ask for
@@ -29,7 +29,7 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(PIP) install --quiet --no-compile $(INDEX) -c constraints.txt
 
-.PHONY: demo test check lint types contracts sizes docs docs-check unit long bench install-bench wheel wheel-kernels sbom audit clean
+.PHONY: demo test check lint types contracts sizes docs docs-check unit long bench install-bench wheel sbom audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/backquant demo --backend $(BACKEND) --out out/demo
@@ -107,10 +107,6 @@ install-bench:
 
 wheel: $(VENV)/.test
 	$(BIN)/python tools/build_wheel.py dist
-
-# Python alone is enough.
-wheel-kernels:
-	$(PYTHON) kernels/backend.py dist
 
 # The wheel with what it declares and nothing else, looked at by a tool that lies outside of it.
 sbom: wheel $(RELEASE_VENV)/.release

@@ -4,7 +4,8 @@
 
 What git tracks of the package is copied, with the same permissions everywhere, and built without a network
 by the setuptools that is installed (constraints.txt pins it, and the wheel names it). Its files have the time
-of the last commit, or the one that SOURCE_DATE_EPOCH names.
+of the last commit, or the one that SOURCE_DATE_EPOCH names. The library of kernels is compiled for all
+instruction sets of this kind of machine, or those that BACKQUANT_BUILD_KERNELS names; "off" leaves it out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CONTENT = ("pyproject.toml", "README.md", "LICENSE", "src")
+CONTENT = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "src")
 _BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 
@@ -34,7 +35,7 @@ def build(folder: Path) -> Path:
         done = subprocess.run(
             [sys.executable, "-c", _BUILD, str(folder.resolve())],
             cwd=place,
-            env={**os.environ, "SOURCE_DATE_EPOCH": _date()},
+            env={"BACKQUANT_BUILD_KERNELS": "all", **os.environ, "SOURCE_DATE_EPOCH": _date()},
             capture_output=True,
             text=True,
             check=False,
@@ -42,6 +43,8 @@ def build(folder: Path) -> Path:
         )
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
+    if "warning: installed without" in done.stderr:
+        raise SystemExit(done.stderr)
     return folder / done.stdout.splitlines()[-1]
 
 

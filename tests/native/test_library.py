@@ -15,7 +15,12 @@ from backquant.native import library
 from backquant.native.build import FILES, _main, build, is_whole, sources_digest
 from backquant.native.instructions import usable
 
-SAYS = "from backquant.native.library import missing; print(missing() or 'runs')"
+NONE_INSTALLED = """
+from pathlib import Path
+from backquant.native import library
+library.INSTALLED = Path("nowhere")
+"""
+SAYS = f"{NONE_INSTALLED}print(library.missing() or 'runs')"
 pytestmark = pytest.mark.usefixtures("native_library")
 
 
@@ -54,7 +59,7 @@ def test_the_environment_switches_it_off(
 
 def test_without_one_models_are_told_how_to_get_it(tmp_path: Path) -> None:
     told = said(tmp_path, XDG_CACHE_HOME=str(tmp_path))
-    assert told == "not built: backquant.native.build_kernels()"
+    assert told == "not installed; with g++ here: backquant.native.build_kernels()"
 
 
 def test_a_damaged_library_is_not_loaded(whole: Path, tmp_path: Path) -> None:
@@ -69,7 +74,7 @@ def test_a_damaged_library_is_not_loaded(whole: Path, tmp_path: Path) -> None:
 
 def test_one_of_other_sources_is_not_looked_at(whole: Path, tmp_path: Path) -> None:
     shutil.copyfile(whole, tmp_path / f"{'0' * 16}{whole.name[16:]}")
-    assert said(tmp_path, XDG_CACHE_HOME=str(tmp_path)).startswith("not built")
+    assert said(tmp_path, XDG_CACHE_HOME=str(tmp_path)).startswith("not installed")
 
 
 def test_the_same_bytes_twice(built_kernels: Path, tmp_path: Path) -> None:
@@ -121,3 +126,30 @@ def test_the_command_says_what_it_does_not_build(
     with pytest.raises(SystemExit):
         _main()
     assert said in capsys.readouterr().err
+
+
+QUANTIZES = f"""
+{NONE_INSTALLED}
+import torch, backquant
+from torch import nn
+x = torch.zeros(2, 8)
+q = backquant.quantize(nn.Sequential(nn.Linear(8, 8)).eval(), (x,), calibration=[x])
+backquant.save(q, "m.bq")
+assert backquant.load("m.bq").report.library == q.report.library
+print(q.report)
+"""
+
+
+def test_a_report_says_how_the_model_would_run_faster(tmp_path: Path, built_kernels: Path) -> None:
+    def reported(kernels: str) -> str:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), library.VARIABLE: kernels}
+        command = [sys.executable, "-W", "ignore", "-c", QUANTIZES]
+        run = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    assert "speed: runs on" not in reported("off")
+    assert "backquant.native.build_kernels()" in reported("")
+    assert "backquant.linear" in reported(str(built_kernels))

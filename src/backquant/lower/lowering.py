@@ -54,11 +54,13 @@ from backquant.lower.qdq import (
 )
 from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
 from backquant.match.plan import Reason
+<<<<<<< HEAD
 from backquant.native.library import is_here
 from backquant.operators import moves_values
+=======
+from backquant.native.library import ENGINES, is_here
+>>>>>>> e233e3d9 (Fast as installed: the library of kernels is compiled into the package at installation)
 from backquant.prepare.record import KeptGraphModule
-
-_ATTENDING = ("x86", "onednn")  # engines whose kernels may be the library's
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class _Pass:
             remaining = run_pass(join, self.gm, remaining, self.records)
         kernels = [use for use in remaining if use is not None]
         left = self.fallback.reasons(self.gm)
-        if self.engine.name in _ATTENDING:
+        if self.engine.name in ENGINES:
             left = self._attention(kernels, left)
         verify(self.gm, after="lowering")
         # A new graph module has only those constants that the graph still reads.

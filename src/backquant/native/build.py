@@ -1,6 +1,6 @@
-"""Building the library of kernels: one call of a C++ compiler, about fifteen seconds, once for all models.
+"""Building the library of kernels: one call of a C++ compiler for each instruction set, once for all models.
 
-Imports nothing but Python's standard library, so that a package of the library can be built without PyTorch.
+Imports nothing but Python's standard library, so that installing needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -40,6 +42,21 @@ MACHINES = {
     "x86_64": ("amx", "avx512_vnni", "avx_vnni", "avx512", "avx2"),
     "aarch64": ("neon_i8mm", "neon_dot", "neon"),
 }
+_AVX512_CPU = ("avx2", "fma3", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq")
+#: What a CPU must have for each, in the words of ``torch.cpu.get_capabilities()``, or of Linux on ARM.
+NEEDED = {
+    "amx": (*_AVX512_CPU, "avx512_vnni", "amx_int8"),
+    "avx512_vnni": (*_AVX512_CPU, "avx512_vnni"),
+    "avx_vnni": ("avx2", "fma3", "avx_vnni"),
+    "avx512": _AVX512_CPU,
+    "avx2": ("avx2", "fma3"),
+    "neon_i8mm": ("asimd", "asimddp", "i8mm"),
+    "neon_dot": ("asimd", "asimddp"),
+    "neon": ("asimd",),
+}
+#: Which ones an installation compiles: ``off``, ``all``, or names; ``own`` if it is not set.
+CHOICE = "BACKQUANT_BUILD_KERNELS"
+_CPUINFO = Path("/proc/cpuinfo")
 _DIGITS = 16
 
 
@@ -87,6 +104,45 @@ def build(folder: Path, instructions: str) -> Path:
         found.chmod(0o644)
         found.replace(target)
     return target
+
+
+def chosen_sets(choice: str, own_only: bool = False) -> tuple[str, ...]:
+    """The instruction sets that ``choice`` (see ``CHOICE``) means. ``own``: the best that this CPU has and,
+    unless ``own_only``, the one that all of its kind have, so that the installation may be copied.
+
+    >>> chosen_sets("off"), chosen_sets("avx2 avx512")
+    ((), ('avx2', 'avx512'))
+    """
+    sets = MACHINES.get(platform.machine(), ()) if platform.system() == "Linux" else ()
+    if choice not in ("", "own", "all"):
+        return () if choice.lower() in ("off", "0", "no") else tuple(choice.split())
+    if choice == "all":
+        return sets
+    own = next((name for name in sets if _is_on_cpu(name)), None)
+    return tuple(dict.fromkeys([own, *([] if own_only else sets[-1:])])) if own else ()
+
+
+def _is_on_cpu(instructions: str) -> bool:
+    """Whether Linux lists what ``NEEDED`` says: ``avx512f`` for ``avx512_f``, ``fma`` for ``fma3``."""
+    text = _CPUINFO.read_text(encoding="utf-8", errors="replace") if _CPUINFO.exists() else ""
+    has = set(text.replace("_", "").split())
+    words = (name.replace("_", "").replace("fma3", "fma") for name in NEEDED[instructions])
+    return all(word in has for word in words)
+
+
+def build_all(folder: Path, sets: Iterable[str]) -> list[Path]:
+    """Leave the libraries for ``sets`` in ``folder`` and no other; those that are there already stay.
+
+    Raises what ``build`` raises.
+    """
+    wanted = {name: sources_digest(name) for name in sets}
+    for path in folder.glob("*.so"):
+        if path.stem.partition("-")[0] not in wanted.values() or not is_whole(path):
+            path.unlink()
+    missing = [name for name, digest in wanted.items() if not [*folder.glob(f"{digest}-*.so")]]
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        list(compilers.map(lambda name: build(folder, name), missing))
+    return sorted(folder.glob("*.so"))
 
 
 def is_whole(path: Path) -> bool:

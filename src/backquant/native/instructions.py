@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 
+from backquant.native.build import NEEDED
 from backquant.native.packing import Layout, Order
 
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-_AVX512 = ("avx2", "fma3", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq")
 
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """``name``: its flags are ``build.FLAGS[name]``. ``needed``: what a CPU must have, in the words of
-    ``torch.cpu.get_capabilities()``, or of ``arm_features``. ``layout``: how its kernels read weights."""
+    """``name``: its flags are ``build.FLAGS[name]``, and what a CPU must have is ``build.NEEDED[name]``.
+    ``layout``: how its kernels read weights."""
 
     name: str
-    needed: tuple[str, ...]
     layout: Layout
 
     def is_on(self, capabilities: Mapping[str, Any]) -> bool:
@@ -32,17 +31,17 @@ class InstructionSet:
         >>> AVX2.is_on({"avx2": True, "fma3": True}), AVX512.is_on({"avx2": True, "fma3": True})
         (True, False)
         """
-        return all(capabilities.get(name) for name in self.needed)
+        return all(capabilities.get(name) for name in NEEDED[self.name])
 
 
-AMX = InstructionSet("amx", (*_AVX512, "avx512_vnni", "amx_int8"), Layout(16, tiles=True))
-AVX512_VNNI = InstructionSet("avx512_vnni", (*_AVX512, "avx512_vnni"), Layout(16))
-AVX_VNNI = InstructionSet("avx_vnni", ("avx2", "fma3", "avx_vnni"), Layout(8))
-AVX512 = InstructionSet("avx512", _AVX512, Layout(16, Order.PAIRS))
-AVX2 = InstructionSet("avx2", ("avx2", "fma3"), Layout(8, Order.PAIRS))
-NEON_I8MM = InstructionSet("neon_i8mm", ("asimd", "asimddp", "i8mm"), Layout(4))
-NEON_DOT = InstructionSet("neon_dot", ("asimd", "asimddp"), Layout(4, Order.SIGNED))
-NEON = InstructionSet("neon", ("asimd",), Layout(4, Order.PLACES))
+AMX = InstructionSet("amx", Layout(16, tiles=True))
+AVX512_VNNI = InstructionSet("avx512_vnni", Layout(16))
+AVX_VNNI = InstructionSet("avx_vnni", Layout(8))
+AVX512 = InstructionSet("avx512", Layout(16, Order.PAIRS))
+AVX2 = InstructionSet("avx2", Layout(8, Order.PAIRS))
+NEON_I8MM = InstructionSet("neon_i8mm", Layout(4))
+NEON_DOT = InstructionSet("neon_dot", Layout(4, Order.SIGNED))
+NEON = InstructionSet("neon", Layout(4, Order.PLACES))
 _VECTORS = (AVX512_VNNI, AVX_VNNI, AVX512, AVX2)
 _X86 = (AMX, *_VECTORS)
 #: The fastest of a machine first.
@@ -84,7 +83,7 @@ def usable(
 
 
 def capabilities_here() -> Mapping[str, Any]:
-    """What this CPU has, in the words of ``InstructionSet.needed``, as far as the system lets it be used."""
+    """What this CPU has, in the words of ``build.NEEDED``, as far as the system lets it be used."""
     found = {**torch.cpu.get_capabilities(), **arm_features()}
     return found | {"amx_int8": bool(found.get("amx_int8")) and _may_use_amx()}
 

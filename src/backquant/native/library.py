@@ -1,7 +1,7 @@
 """The library of kernels: found, checked, and registered with PyTorch, once in a process.
 
-It is looked for in the folder that ``$BACKQUANT_KERNELS`` names, in the package ``backquant_kernels``, and
-among the libraries that ``backquant.native.build_kernels()`` has compiled on this machine.
+It is looked for in the folder that ``$BACKQUANT_KERNELS`` names, in this package (``libraries/``: compiled at
+installation), and among those that ``backquant.native.build_kernels()`` has compiled on this machine.
 ``$BACKQUANT_KERNELS=off`` turns it off. A library is used only if
 
 1. it was compiled from the sources of this version, and its file is undamaged,
@@ -19,7 +19,6 @@ Otherwise models run on PyTorch's own kernels, and ``missing`` says why.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import threading
 from collections.abc import Iterator
@@ -34,9 +33,11 @@ from backquant.native.instructions import InstructionSet, limit_said, usable
 from backquant.native.packing import Layout
 from backquant.native.plan import magic
 
+#: Those whose kernels may be the library's.
+ENGINES = ("x86", "onednn")
 VARIABLE = "BACKQUANT_KERNELS"
 _OFF = ("off", "0", "no", "false")
-_PACKAGE = "backquant_kernels"
+INSTALLED = Path(__file__).parent / "libraries"
 _NAMESPACE = "backquant_kernels"
 _NEEDED = "the kernels need Linux and a CPU with AVX2 at least, or an ARM one of 64 bits"
 _OPERATORS = (
@@ -70,6 +71,13 @@ def missing() -> str:
             if not _found:
                 _found.append(_load())
     return _found[0]
+
+
+def advice(engine: str) -> str:
+    """One line on how models of ``engine`` would run faster here, where a library could run and does not."""
+    if engine not in ENGINES or unusable() or not (reason := missing()):
+        return ""
+    return f"runs on PyTorch's kernels; backquant's own are faster ({reason})"
 
 
 def layout() -> Layout:
@@ -122,17 +130,14 @@ def _folders() -> Iterator[Path]:
     named = os.environ.get(VARIABLE)
     if named:
         yield Path(named)
-    found = importlib.util.find_spec(_PACKAGE)
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        yield Path(folder)
-    yield kernels_folder()
+    yield from (INSTALLED, kernels_folder())
 
 
 def _load() -> str:
     reason = unusable()
     if reason:
         return reason
-    reason = "not built: backquant.native.build_kernels()"
+    reason = "not installed; with g++ here: backquant.native.build_kernels()"
     with torch.no_grad(), _disable_current_modes():  # no part of a recording
         for path, instructions in _libraries():
             reason = _start(path, instructions)

@@ -15,6 +15,7 @@ from backquant.identifiers import labelled_data
 from backquant.lower import KernelUse
 from backquant.match.names import entry_text
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason, TensorRequest
+from backquant.native.library import advice
 from backquant.prepare import Record
 from backquant.reason_codes import ReasonCode
 from backquant.report.graph import ReportedGraph
@@ -38,6 +39,7 @@ class ReportSource:
     in_float: Mapping[str, int] = field(default_factory=dict)
     is_lowered: bool = False
     engine: str = ""
+    library: str = ""
     kernels: Sequence[KernelUse] = ()
     left_in_float: Sequence[Reason] = ()
     quantized_bytes: int = 0
@@ -55,6 +57,7 @@ class ReportSource:
             self,
             record=record,
             engine="" if record.engine is None else record.engine.describe(),
+            library="" if record.engine is None else advice(record.engine.name),
             is_lowered=record.engine is not None,
             kernels=record.kernels,
             left_in_float=record.left_in_float,
@@ -117,6 +120,7 @@ class _Builder:
             backend=source.record.backend_config.name or "unnamed backend",
             model=source.record.model,
             engine=source.engine,
+            library=source.library,
             rows=rows,
             unused_rules=(*map(str, plan.unused_rules), *_standalone_unused(inner)),
             notes=(*plan.notes, *_standalone_notes(inner), *self._unseen(), *self._tiny()),

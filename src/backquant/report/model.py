@@ -163,6 +163,7 @@ class Report:
     float_bytes: int = 0
     quantized_bytes: int = 0
     lowered: bool = False  # whether ``kernels`` is what runs; else everything is as planned
+    library: str = ""  # why the faster library of kernels does not run it here, and what to do
     not_counted: str = ""  # why no multiply-adds are known
     computed_once: int = 0  # multiply-adds of the model that its graph has no longer: constants
     extras: dict[str, Any] = field(default_factory=dict)  # e.g. accuracy and latency of the demo

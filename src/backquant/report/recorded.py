@@ -18,6 +18,7 @@ from backquant.graph.clone import with_own_state
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
 from backquant.graph.example_spec import ExampleSpec
 from backquant.match import MatchKind
+from backquant.native.library import advice
 from backquant.prepare import PreparedModule, Record, prepared_state, unobserved, with_state
 from backquant.report.build import ReportSource, build_report, bytes_of
 from backquant.report.graph import ReportedGraph
@@ -184,8 +185,10 @@ class StoredReport:
 
     report: Report
 
-    def __call__(self, quantized: nn.Module) -> Report:  # noqa: ARG002 - as ``Record.report_of``
-        return self.report
+    def __call__(self, quantized: nn.Module) -> Report:
+        assert isinstance(quantized, QuantizedModel)
+        engine = "" if quantized.engine is None else quantized.engine.name
+        return replace(self.report, library=advice(engine))
 
 
 def _in_float(source: ReportSource, quantized: QuantizedModel) -> dict[str, int]:

@@ -56,6 +56,7 @@ def renderable(report: Report) -> Group:
     """The same for a rich console."""
     letters = dtype_letters(report)
     parts: list[RenderableType] = [Text(summary(report), style="bold")]
+    parts += _lines([f"speed: {report.library}"] if report.library else [])
     first = list(float_by_cost(report))
     parts += _lines(["", *first] if first else [])
     if report.operators:
