@@ -54,12 +54,8 @@ from backquant.lower.qdq import (
 )
 from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
 from backquant.match.plan import Reason
-<<<<<<< HEAD
-from backquant.native.library import is_here
-from backquant.operators import moves_values
-=======
 from backquant.native.library import ENGINES, is_here
->>>>>>> e233e3d9 (Fast as installed: the library of kernels is compiled into the package at installation)
+from backquant.operators import moves_values
 from backquant.prepare.record import KeptGraphModule
 
 
