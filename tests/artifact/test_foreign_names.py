@@ -12,7 +12,7 @@ from torch import nn
 
 import backquant
 from backquant.artifact.file import manifest_text, packed, read_file
-from backquant.artifact.names import renamed
+from backquant.artifact.labels import renamed
 from backquant.errors import ArtifactError
 from backquant.graph.call_table import CallTableModule
 from backquant.runtime import QuantizedModel

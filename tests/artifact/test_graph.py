@@ -16,8 +16,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from backquant.artifact.graph import check_targets, decode_graph, encode_graph
+from backquant.artifact.json_values import Decoder, Encoder
 from backquant.artifact.tensors import TensorReader, TensorWriter
-from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.artifact.calls import check_call
+from backquant.artifact.bounded_calls import check_call
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.artifact.kernel_tensors import check_tensors
 from backquant.errors import ArtifactError, InputError

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from backquant.artifact.json_values import Decoder, Encoder
 from backquant.artifact.modules import ModuleDecoder, ModuleEncoder
 from backquant.artifact.tensors import TensorReader, TensorWriter
-from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 from backquant.runtime import QuantizedModel
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from backquant.artifact import names
+from backquant.artifact import labels
 from backquant.errors import ArtifactError
 from backquant.identifiers import label
 
@@ -28,7 +28,7 @@ INJECTIONS = [
     "name", ["view", "size", "contiguous", "softmax", "add_", "__getitem__", "get", "to"]
 )
 def test_methods_of_tensors_may_be_called(name: str) -> None:
-    assert names.check_method(name, "") == name
+    assert labels.check_method(name, "") == name
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_methods_of_tensors_may_be_called(name: str) -> None:
 )
 def test_other_methods_may_not(name: str) -> None:
     with pytest.raises(ArtifactError):
-        names.check_method(name, "node x")
+        labels.check_method(name, "node x")
 
 
 def test_attributes_are_data(snapshot: Callable[..., None]) -> None:
     for name in ("shape", "dtype", "T", "ndim", "values", "indices", "device", "real"):
-        assert names.check_attribute(name, "") == name
+        assert labels.check_attribute(name, "") == name
     bad: list[Any] = [
         *INJECTIONS,
         "grad_fn",
@@ -75,7 +75,7 @@ def test_attributes_are_data(snapshot: Callable[..., None]) -> None:
     ]
     for name in bad:
         with pytest.raises(ArtifactError):
-            names.check_attribute(name, "")
+            labels.check_attribute(name, "")
     x = torch.zeros(2, 3)
     assert all(hasattr(x, n) for n in ("shape", "dtype", "T", "real"))
 
@@ -84,7 +84,7 @@ def test_attributes_are_data(snapshot: Callable[..., None]) -> None:
     "path", ["fc", "layers.0.weight", "block-1.conv", "a b.c", "_lifted_tensor_0", "Größe"]
 )
 def test_paths_of_real_models(path: str) -> None:
-    found = names.check_path(path, "")
+    found = labels.check_path(path, "")
     assert found.isascii() and label(found) == path
 
 
@@ -93,23 +93,23 @@ def test_paths_of_real_models(path: str) -> None:
 )
 def test_paths_that_could_leave_a_string(path: str) -> None:
     with pytest.raises(ArtifactError):
-        names.check_path(path, "")
+        labels.check_path(path, "")
 
 
 def test_arguments() -> None:
     for name in ("x", "*args", "**kwargs", "input_1"):
-        assert names.check_argument(name, "") == name
+        assert labels.check_argument(name, "") == name
     for name in (*INJECTIONS, "***x", "x=__import__('os')"):
         with pytest.raises(ArtifactError):
-            names.check_argument(name, "")
+            labels.check_argument(name, "")
 
 
 def test_messages(snapshot: Callable[..., None]) -> None:
     checks: dict[str, Callable[[], object]] = {
-        "method": lambda: names.check_method("numpy", "node numpy"),
-        "attribute": lambda: names.check_attribute("grad_fn", "node getattr_1"),
-        "path": lambda: names.check_path('a"b', "node a_b"),
-        "argument": lambda: names.check_argument("x; y", "node x"),
+        "method": lambda: labels.check_method("numpy", "node numpy"),
+        "attribute": lambda: labels.check_attribute("grad_fn", "node getattr_1"),
+        "path": lambda: labels.check_path('a"b', "node a_b"),
+        "argument": lambda: labels.check_argument("x; y", "node x"),
     }
     for name, check in checks.items():
         with pytest.raises(ArtifactError) as caught:

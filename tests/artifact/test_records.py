@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import backquant
+from backquant.artifact.json_values import Decoder, Encoder
 from backquant.artifact.store import _encode, decode_records
 from backquant.artifact.tensors import TensorReader, TensorWriter
-from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 from backquant.graph.export import OutputRecord, Structure
 from backquant.runtime import QuantizedModel

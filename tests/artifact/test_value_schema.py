@@ -9,8 +9,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from backquant.artifact.json_values import Decoder, Encoder
 from backquant.artifact.value_schema import _OBJECTS, Value
-from backquant.artifact.values import Decoder, Encoder
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Value)
 VALUES = [

@@ -13,11 +13,11 @@ from backquant.backend_config import BackendConfig, DTypeConfig, get_backend_con
 from backquant.conformance import ConformanceVerdict as Verdict
 from backquant.conformance.attempt import Setting
 from backquant.conformance.case import Side, Trial
+from backquant.conformance.engine_protocol import NotAskedError
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of
 from backquant.conformance.refusals import refused_after_calibration
 from backquant.conformance.run import claims
-from backquant.conformance.seam import NotAskedError
 from backquant.conformance.torch_engines import TorchEngine
 from backquant.conformance.tosa.engine import TosaEngine
 from backquant.errors import EngineError

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 import backquant
 from backquant.backend_config import BackendConfig
 from backquant.conformance import ConformanceVerdict as Verdict
-from backquant.conformance.seam import Ran
+from backquant.conformance.engine_protocol import Ran
 from backquant.conformance.torch_engines import TorchEngine
 from backquant.errors import BackquantError
 from snapshots import compare

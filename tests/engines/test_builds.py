@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from backquant.errors import EngineError
-from backquant.lower.engine import EngineInfo, engine_info
+from backquant.lower.engine import engine_info
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.prepared import engine_for, engine_for_line
 from backquant.lower.machine import MachineFacts, machine_facts
 

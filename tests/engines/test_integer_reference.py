@@ -14,7 +14,7 @@ from torch import fx, nn
 import backquant
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.errors import EngineError
-from backquant.lower.kernels.integer.values import rescale
+from backquant.lower.kernels.integer.lookup_tables import rescale
 from backquant.operators import all_operators
 from backquant.runtime import QuantizedModel
 

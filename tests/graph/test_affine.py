@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 import backquant
 from backquant.graph import fold_affines
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, groups=2), (2, 4, 9), -2),

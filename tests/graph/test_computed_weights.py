@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import backquant
 from backquant.graph import products_of_activations
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 
 
 class Compared(nn.Module):

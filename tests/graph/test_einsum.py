@@ -8,7 +8,7 @@ from torch import fx, nn
 
 import backquant
 from backquant.graph import einsum_products
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 
 PRODUCTS = {
     "ab,bc->ac": ((3, 4), (4, 5)),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import backquant
 from backquant.graph import batch_norm_modules, capture
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 
 
 class NormAct(nn.BatchNorm2d):

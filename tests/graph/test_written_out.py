@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import backquant
 from backquant.graph import hard_swishes
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

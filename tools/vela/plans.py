@@ -10,7 +10,7 @@ from tools.vela.cases import Case, Function
 from backquant import MinMaxObserver, PerChannelMinMaxObserver, QConfig, QConfigMapping
 from backquant.backend_config import BackendConfig
 from backquant.graph import capture
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.match import Outcome, Plan, make_plan
 
 __all__ = ["planned"]

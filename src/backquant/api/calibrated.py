@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from backquant.accuracy.biases.watched import watched_set
+from backquant.accuracy.biases.layer_statistics import calibration_with_statistics
 from backquant.accuracy.calibrated import Calibrated
 from backquant.api.arguments import (
     Model,
@@ -140,7 +140,7 @@ class CalibrationCall:
         copy_state(frozen, prepared, stateful)
         watched = None
         if corrects and not stateful and ranks.size == 1 and checkpoint is None and feed is None:
-            watched = watched_set(prepared, batches, example)
+            watched = calibration_with_statistics(prepared, batches, example)
         fed = batches if watched is None else watched
         try:
             measure(prepared, fed, progress=progress, ranks=ranks, checkpoint=checkpoint, feed=feed)

@@ -26,8 +26,8 @@ from backquant.deploy.checkpoints.read import QuantizedCheckpoint, open_checkpoi
 from backquant.deploy.checkpoints.target import SOURCE, CheckpointTarget
 from backquant.deploy.checkpoints.write import Contents, Source, check_folder, write_checkpoint
 from backquant.deploy.exported import Exported
-from backquant.deploy.files import check_place
 from backquant.deploy.job_of import Reference, reference_of
+from backquant.deploy.output_files import check_place
 from backquant.deploy.target import check_installed, find_target, target_named
 from backquant.errors import CoverageError, UsageError
 from backquant.pipeline.checkpoint_layers import (

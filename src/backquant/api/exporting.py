@@ -26,7 +26,6 @@ from backquant.deploy import (
 )
 from backquant.deploy.checkpoints.read import QuantizedCheckpoint
 from backquant.deploy.checkpoints.target import CheckpointTarget
-from backquant.deploy.files import check_place
 from backquant.deploy.job_of import (
     backend_name,
     check_options,
@@ -35,6 +34,7 @@ from backquant.deploy.job_of import (
     lowered_error,
     reference_of,
 )
+from backquant.deploy.output_files import check_place
 from backquant.graph import as_arguments
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.plan import evaluation_copy, planned

@@ -41,7 +41,7 @@ from backquant.report.model import Report
 from backquant.report.recorded import check_coverage, report_source, with_reporting
 from backquant.report.requirements import given_requirement
 from backquant.runtime import QuantizedModel
-from backquant.speed.against_float import Ways
+from backquant.speed.against_float import ModelFactories
 from backquant.speed.by_rank import chosen_on_rank_0
 from backquant.speed.cost_table import Kept
 from backquant.speed.known import without_known_slower
@@ -169,7 +169,7 @@ def quantize(
             dynamic_shapes,
         )
         leaves_slower = slower_choice(slower, has_mapping=calls.has_mapping)
-        made_ready = calls.calibrated(
+        ready = calls.calibrated(
             model,
             example_inputs,
             calibration,
@@ -180,25 +180,23 @@ def quantize(
             corrects=steps.biases,
             sample_decibels=steps.sample_decibels,
         )
-        made_ready, first = made_ready.corrected(steps)
-        made_ready = made_ready.improved(steps, progress=progress, ranks=ranks)
-        if made_ready.engine is not None:
-            made_ready = made_ready.on_cpu()
+        ready, first = ready.corrected(steps)
+        ready = ready.improved(steps, progress=progress, ranks=ranks)
+        if ready.engine is not None:
+            ready = ready.on_cpu()
         corrected = [] if first is None or steps.steps else [first]
-        prepared, frozen, example = made_ready.prepared, made_ready.frozen, made_ready.example
-        engine, source = made_ready.engine, made_ready.source
+        prepared, frozen, example = ready.prepared, ready.frozen, ready.example
+        engine, source = ready.engine, ready.source
 
         def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
-            reference = (
-                made_ready.reference(in_float) if in_float or not corrected else corrected.pop()
-            )
+            reference = ready.reference(in_float) if in_float or not corrected else corrected.pop()
             check_coverage(reference, required)
             lowered = quantized_model(reference, source)
             check_coverage(lowered, required)
             return lowered
 
         def in_float(reason: Reason) -> QuantizedModel | None:
-            return None if required is not None else made_ready.in_float(reason, whole)
+            return None if required is not None else ready.in_float(reason, whole)
 
         made = whole = converted({})
         keep = required if isinstance(required, tuple) else ()
@@ -207,15 +205,17 @@ def quantize(
             timing = replace(timing, least=timing.least_recurrent)
         if leaves_slower and engine is None:
             kept = Kept(keep, named=calls.has_mapping)
-            made = without_known_slower(made, Ways(converted, in_float), unobserved(prepared), kept)
+            made = without_known_slower(
+                made, ModelFactories(converted, in_float), unobserved(prepared), kept
+            )
         elif leaves_slower and timing.is_worthwhile(engine, made.record):
             made = chosen_on_rank_0(
                 ranks,
                 made,
-                Ways(converted, in_float),
+                ModelFactories(converted, in_float),
                 lambda ways: the_faster(made, ways, prepared, frozen, example, timing),
             )
-        copy_state(source, made, made_ready.stateful)
+        copy_state(source, made, ready.stateful)
         return made
 
 

@@ -1,7 +1,7 @@
 """A ``torch.fx.Graph`` as a list of nodes in JSON, and back.
 
 A graph that is read is interpreted (``backquant.graph.call_table``) and never compiled. Its names are checked
-one by one all the same (``names.py``) before it is built, and the same checks run when it is written.
+one by one all the same (``labels.py``) before it is built, and the same checks run when it is written.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_leaves
 
-from backquant.artifact import names
-from backquant.artifact.calls import check_call, check_method_call
+from backquant.artifact import labels
+from backquant.artifact.bounded_calls import check_call, check_method_call
 from backquant.artifact.functions import find_function, function_path, is_within
-from backquant.artifact.names import check_keyword, shown
-from backquant.artifact.values import Decoder, Encoder
+from backquant.artifact.json_values import Decoder, Encoder
+from backquant.artifact.labels import check_keyword, shown
 from backquant.errors import ArtifactError
 from backquant.graph import part
 from backquant.identifiers import label
 
 _CHECKS: dict[str, Callable[[str, str], str]] = {
-    "placeholder": names.check_argument,
-    "get_attr": names.check_path,
-    "call_module": names.check_path,
-    "call_method": names.check_method,
-    "output": names.check_keyword,
+    "placeholder": labels.check_argument,
+    "get_attr": labels.check_path,
+    "call_module": labels.check_path,
+    "call_method": labels.check_method,
+    "output": labels.check_keyword,
 }
 
 
@@ -63,7 +63,7 @@ def _encode_node(node: Node, encoder: Encoder, where: str) -> dict[str, Any]:
         row["args"] = encoder.encode(list(node.args), where)
     if node.kwargs:
         row["kwargs"] = {
-            names.check_keyword(key, where): encoder.encode(value, where)
+            labels.check_keyword(key, where): encoder.encode(value, where)
             for key, value in node.kwargs.items()
         }
     return row
@@ -90,14 +90,14 @@ def _reads_an_object(node: Node) -> bool:
     while isinstance(owner, Node) and owner.target in (getattr, operator.getitem, part):
         owner = owner.args[0]
     is_argument = isinstance(owner, Node) and owner.op == "placeholder"
-    is_data = isinstance(name, str) and name.isidentifier() and not names.is_attribute(name)
+    is_data = isinstance(name, str) and name.isidentifier() and not labels.is_attribute(name)
     return is_argument and is_data
 
 
 def _check_getattr(path: str, args: Any, where: str) -> None:
     """An attribute's name must stand in the graph, where it can be seen."""
     if path == "builtins.getattr":
-        names.check_attribute(args[1] if len(args) > 1 else None, where)
+        labels.check_attribute(args[1] if len(args) > 1 else None, where)
 
 
 def decode_graph(rows: list[dict[str, Any]], decoder: Decoder) -> Graph:
@@ -121,10 +121,10 @@ def decode_graph(rows: list[dict[str, Any]], decoder: Decoder) -> Graph:
 
 def _decode_node(row: dict[str, Any], graph: Graph, decoder: Decoder) -> Node:
     op, target = row["op"], row["target"]
-    where = f"node {names.check_node(row['name'])}"
+    where = f"node {labels.check_node(row['name'])}"
     args = tuple(decoder.decode(row.get("args", [])))
     kwargs = {
-        names.check_keyword(key, where): decoder.decode(value)
+        labels.check_keyword(key, where): decoder.decode(value)
         for key, value in row.get("kwargs", {}).items()
     }
     if op == "call_function":
@@ -174,7 +174,7 @@ def check_targets(graph: Graph, module: nn.Module, where: str) -> None:
         wanted: type = nn.Module if node.op == "call_module" else torch.Tensor
         if not isinstance(_lookup(module, str(node.target)), wanted):
             raise ArtifactError(
-                f"there is no {wanted.__name__.lower()} {names.shown(label(str(node.target)))}",
+                f"there is no {wanted.__name__.lower()} {labels.shown(label(str(node.target)))}",
                 where=f"{where}: node {node.name}".lstrip(": "),
             )
 

@@ -12,7 +12,7 @@ can show or write other memory is left out, whatever its arguments are:
 4. results written into an argument (``out=``), files, callbacks, other devices' handles.
 
 In-place forms are admitted for what computes element by element. Some operators of this table are safe for
-some arguments only; ``backquant.artifact.calls`` checks those.
+some arguments only; ``backquant.artifact.bounded_calls`` checks those.
 """
 
 from __future__ import annotations

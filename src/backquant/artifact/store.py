@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from backquant.artifact.file import ManifestText, read_file, read_text, readable, write_file
 from backquant.artifact.functions import find_defined, is_within
+from backquant.artifact.json_values import Decoder, Encoder, torch_constant
 from backquant.artifact.manifest import check_manifest
 from backquant.artifact.modules import ModuleDecoder, ModuleEncoder
 from backquant.artifact.tensors import TensorReader, TensorWriter
-from backquant.artifact.values import Decoder, Encoder, torch_constant
 from backquant.backend_config import BackendConfig, files
 from backquant.dtypes import QParams
 from backquant.errors import ArtifactError, UsageError

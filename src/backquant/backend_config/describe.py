@@ -11,9 +11,8 @@ from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints, R
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_label
 from backquant.backend_config.numbers import short_text
-from backquant.backend_config.pattern import NormalPattern
+from backquant.backend_config.pattern import NormalPattern, calls_text
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.pattern_text import calls_text
 from backquant.dtypes import dtype_name
 
 

@@ -198,7 +198,7 @@ def quantize(  # size: one parameter per option of the command
     )
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
-    from backquant.cli.files import check_plain, made_empty, written
+    from backquant.cli.mapped_weights import check_plain, made_empty, written
     from backquant.cli.models import load_model, parse_inputs, parse_requirement, parse_weights
     from backquant.cli.ranks import launched, of_rank, rank_in
     from backquant.deploy import find_target

@@ -19,11 +19,11 @@ from backquant.conformance.attempt import (
 from backquant.conformance.bounds import Bound, bounds_of, condition_of
 from backquant.conformance.case import Outcome, Side, Trial, Verdict
 from backquant.conformance.data import drawn_ranges
+from backquant.conformance.engine_protocol import Answer, Build
 from backquant.conformance.models import NoExampleError, float_model
 from backquant.conformance.refusals import by_condition, in_float
 from backquant.conformance.refused import kept
 from backquant.conformance.requests import asked_for
-from backquant.conformance.seam import Answer, Build
 from backquant.errors import BackquantError
 from backquant.match.fixes import unconditional
 from backquant.operators.operator import Operator

@@ -29,6 +29,14 @@ from backquant.conformance.data import (
     output_scale,
 )
 from backquant.conformance.each_part import references_of_parts
+from backquant.conformance.engine_protocol import (
+    Answer,
+    Build,
+    BuiltModel,
+    ConformanceEngine,
+    NotAskedError,
+    RefusedByEngineError,
+)
 from backquant.conformance.judge import distance
 from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
 from backquant.conformance.refusals import (
@@ -39,14 +47,6 @@ from backquant.conformance.refusals import (
 )
 from backquant.conformance.requests import asked_for
 from backquant.conformance.rounded_once import references_behind
-from backquant.conformance.seam import (
-    Answer,
-    Build,
-    BuiltModel,
-    ConformanceEngine,
-    NotAskedError,
-    RefusedByEngineError,
-)
 from backquant.conformance.seven_bits import with_seven_bits
 from backquant.conformance.torch_engines import REFERENCE, TorchEngine, said, single
 from backquant.convert import convert_to_reference

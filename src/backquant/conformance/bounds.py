@@ -26,7 +26,7 @@ from backquant.backend_config.conditions.expressions import Number
 from backquant.conformance.models import FloatModel, NoExampleError, float_model
 from backquant.conformance.variants import variants
 from backquant.graph import GraphIndex
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.match.conditions import unmet, value_of
 from backquant.operators.example import Sample
 from backquant.operators.facts import Unknown, UseFacts

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from backquant.backend_config import BackendConfig
-from backquant.conformance.halves import BuildsTogether
-from backquant.conformance.seam import (
+from backquant.conformance.engine_protocol import (
     Answer,
     Build,
     ConformanceEngine,
@@ -25,6 +24,7 @@ from backquant.conformance.seam import (
     Ran,
     RefusedByEngineError,
 )
+from backquant.conformance.halves import BuildsTogether
 from backquant.conformance.side_by_side import joined_graphs
 from backquant.conformance.target_engines import TargetEngine
 from backquant.conformance.torch_engines import REFERENCE, BuiltHere, TorchEngine, said
@@ -126,7 +126,7 @@ def _checked(found: object, where: str) -> ConformanceEngine:
     raise EngineError(
         "an engine to try has name, takes_sizes, versions() and build()",
         where=where,
-        fix="see backquant.conformance.seam.ConformanceEngine",
+        fix="see backquant.conformance.engine_protocol.ConformanceEngine",
     )
 
 

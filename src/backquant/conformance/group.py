@@ -25,11 +25,16 @@ from backquant.conformance.attempt import (
 from backquant.conformance.case import Outcome, Side, Trial, Verdict, trial_data
 from backquant.conformance.combinations import together
 from backquant.conformance.data import input_grids, output_scale
+from backquant.conformance.engine_protocol import (
+    Answer,
+    Build,
+    GroupingEngine,
+    RefusedByEngineError,
+)
 from backquant.conformance.models import float_model
 from backquant.conformance.refusals import in_float, refused_after_calibration
 from backquant.conformance.refused import beyond, kept
 from backquant.conformance.requests import asked_for
-from backquant.conformance.seam import Answer, Build, GroupingEngine, RefusedByEngineError
 from backquant.convert import convert_to_reference
 from backquant.match.fixes import unconditional
 from backquant.prepare import prepared_state

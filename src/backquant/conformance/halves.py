@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, fx
 
-from backquant.conformance.seam import Answer, Build, BuiltModel, RefusedByEngineError
+from backquant.conformance.engine_protocol import Answer, Build, BuiltModel, RefusedByEngineError
 from backquant.conformance.torch_engines import said
 from backquant.errors import BackquantError
 

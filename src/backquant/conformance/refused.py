@@ -21,10 +21,10 @@ from backquant.conformance.attempt import (
 )
 from backquant.conformance.case import Outcome, Trial, Verdict
 from backquant.conformance.data import drawn_ranges
+from backquant.conformance.engine_protocol import Answer, Build
 from backquant.conformance.models import FloatModel, NoExampleError, float_model, float_pattern
 from backquant.conformance.refusals import reason_text
 from backquant.conformance.requests import asked_for
-from backquant.conformance.seam import Answer, Build
 from backquant.dtypes import integer_range, is_quantized
 from backquant.errors import BackquantError
 from backquant.match import Plan

@@ -19,12 +19,12 @@ from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.conformance.attempt import Setting
 from backquant.conformance.case import Claim, Outcome, Side, Trial, dtypes_text, trial_from
 from backquant.conformance.combinations import combinations, combined_model
+from backquant.conformance.engine_protocol import ConformanceEngine
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of, size_of_groups
 from backquant.conformance.models import Examples, NoExampleError, float_model
 from backquant.conformance.requests import asked_for
 from backquant.conformance.results import Conformance
-from backquant.conformance.seam import ConformanceEngine
 from backquant.conformance.workers import Pool
 from backquant.errors import BackquantError, UnknownBackendError, UsageError, did_you_mean
 from backquant.files import replace_file
@@ -66,8 +66,8 @@ def conform(  # size: how the run is done, by keyword
     Args:
         backend: the description, or its name.
         engine: what to test: the name of an engine or of a target of ``export``, or an object
-            (``backquant.conformance.seam``). Default: the description's engine; without one, the target of
-            ``export`` that is made for it; without that, the reference model.
+            (``backquant.conformance.engine_protocol``). Default: the description's engine; without one, the
+            target of ``export`` that is made for it; without that, the reference model.
         entries: test only entries whose pattern contains one of these strings.
         minutes: no case begins after that time.
         seed: of all random draws.

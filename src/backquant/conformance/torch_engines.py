@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from backquant.conformance.seam import Ran, RefusedByEngineError
+from backquant.conformance.engine_protocol import Ran, RefusedByEngineError
 from backquant.convert import convert_to_reference
 from backquant.errors import BackquantError
 from backquant.lower import engine_info

@@ -32,8 +32,8 @@ from backquant.dtypes import tensor_token
 from backquant.errors import BackquantError, ConfigError
 from backquant.graph import free_path, nodes_in, set_module
 from backquant.match.custom import requested_kind
-from backquant.match.names import op_name
 from backquant.match.plan import Decision, Match, MatchKind, Outcome
+from backquant.match.readable_names import op_name
 from backquant.match.rules import RuleTable
 from backquant.nn import quantizable, quantized
 from backquant.prepare import Site, give_qconfigs

@@ -20,7 +20,7 @@ from backquant.backend_config import BackendConfig
 from backquant.convert.weights import without_training
 from backquant.errors import ConfigError
 from backquant.graph import set_module
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.match import CustomMatching, Match, MatchKind, Plan, Reason, make_plan
 from backquant.prepare import ObserverSource, Record, unobserved
 from backquant.qconfig import QConfigMapping, qconfig_equals

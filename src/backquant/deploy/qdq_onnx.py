@@ -19,7 +19,7 @@ from backquant.deploy.described_rounding import STANDARD
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, qdq_model, save_onnx, untranslated
-from backquant.deploy.onnx.names import ORIGIN
+from backquant.deploy.onnx.provenance import ORIGIN
 from backquant.deploy.onnx.roundings import DOMAIN, described_quantize
 from backquant.match.plan import Reason
 

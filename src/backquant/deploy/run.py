@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 
 from backquant.deploy.agreement import check_agreement
 from backquant.deploy.exported import Exported, Written
-from backquant.deploy.files import staged
 from backquant.deploy.job import ExpectedOperator, ExportJob
+from backquant.deploy.output_files import staged
 from backquant.deploy.target import Target
 from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
 from backquant.files import check_room

@@ -15,7 +15,8 @@ from backquant.engines.tables.onednn_weighted import onednn_weighted_rules
 from backquant.engines.tables.quantized_weighted import quantized_transposed_rules
 from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.errors import EngineError
-from backquant.lower.engine import Engine, EngineInfo
+from backquant.lower.engine import Engine
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.machine import MachineFacts
 from backquant.lower.rule import LowerRule
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from backquant.fuse.admitted import FusedPlan, plan_fused
-from backquant.fuse.apply import Fused, apply_fusion
+from backquant.fuse.apply import apply_fusion
 from backquant.fuse.attention import decompose_attention
 from backquant.fuse.by_sample import LAYERS, input_axis, part_name, scaled_by_sample
+from backquant.fuse.contracts import Fused
 from backquant.fuse.recurrent_layers import (
     can_separate_layers,
     layers_of_recurrent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.nn.functional as F
 from torch import fx, nn
@@ -19,7 +19,7 @@ from backquant.backend_config import (
 )
 from backquant.backend_config.pattern import NormalPattern
 from backquant.errors import BackquantError, ConfigError
-from backquant.fuse.contracts import patterns_are_fused
+from backquant.fuse.contracts import Fused, patterns_are_fused
 from backquant.graph import (
     DeferredGraphModule,
     GraphIndex,
@@ -30,22 +30,11 @@ from backquant.graph import (
     run_pass,
     verify,
 )
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.match.folded_norms import unseen_rank
 from backquant.match.plan import Fusion
 from backquant.nn.intrinsic.rank import TakesRank
 from backquant.operators import module_for_call
-
-
-class Fused(NamedTuple):
-    """A graph with fused modules.
-
-    ``scopes`` keeps the entries of nodes that were fused away, for rules that name their modules.
-    """
-
-    module: fx.GraphModule
-    scopes: dict[str, Scope]
-    provenance: Provenance
 
 
 def apply_fusion(

@@ -1,17 +1,25 @@
-"""What fusion ensures."""
+"""What fusion returns, and what is true of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from torch import fx
 
-from backquant.graph import Breach, Scope
+from backquant.graph import Breach, Provenance, Scope
 from backquant.match.plan import Fusion
 
-if TYPE_CHECKING:
-    from backquant.fuse.apply import Fused
+
+class Fused(NamedTuple):
+    """A graph with fused modules.
+
+    ``scopes`` keeps the entries of nodes that were fused away, for rules that name their modules.
+    """
+
+    module: fx.GraphModule
+    scopes: dict[str, Scope]
+    provenance: Provenance
 
 
 def patterns_are_fused(

@@ -19,7 +19,7 @@ from backquant.graph.arithmetic import arithmetic_of, plain_name
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import get_module, set_module
 from backquant.graph.scope import Scope
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 
 _PERMUTATIONS = frozenset({torch.permute, "permute"})
 # identities in evaluation mode

@@ -18,13 +18,13 @@ from backquant.graph.asserts import unchecked_notes
 from backquant.graph.clone import shallow_copy, with_own_buffers
 from backquant.graph.decompose import Decomposition
 from backquant.graph.example_trace import ExampleTracer
-from backquant.graph.held import add_checks, notes_of
 from backquant.graph.hooks import drop_hooks
 from backquant.graph.in_place import lost_change, read_changed_values
 from backquant.graph.own_thread import capture_in_own_thread
 from backquant.graph.rank_reads import move_rank_reads
 from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
+from backquant.graph.trace_guards import add_checks, notes_of
 from backquant.graph.tracer import ModuleTracer, user_line
 
 _ASSIGNED = "forward assigns to {!r}: the quantized model reads the value from before, at each call"

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from backquant.graph.arithmetic import plain_name
 from backquant.graph.scope import Scope
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 
 
 def products_of_activations(

@@ -22,7 +22,6 @@ from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
 from backquant.graph.by_mode import ByMode
-from backquant.graph.held import Held
 from backquant.graph.hooks import (
     forward_in_place,
     has_hooks,
@@ -32,6 +31,7 @@ from backquant.graph.hooks import (
 )
 from backquant.graph.in_place import Changeable
 from backquant.graph.returned import dataclasses_as_dicts
+from backquant.graph.trace_guards import Held
 
 
 def _folder(path: Path) -> str:

@@ -18,7 +18,7 @@ from backquant.graph.arithmetic import arithmetic_of, plain_name
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import get_module
 from backquant.graph.scope import Scope
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 
 _GATES = frozenset({F.hardsigmoid, "hardsigmoid"})
 _CLAMPS = frozenset({torch.clamp, torch.clip, "clamp", "clip", F.hardtanh, "hardtanh"})

@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import quantize_bounds, storage_dtype
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.interop.respelled import respelled
 from backquant.match import Plan, make_plan
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings

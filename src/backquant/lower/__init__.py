@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from backquant.lower.engine import (
     Engine,
-    EngineInfo,
     engine_here,
     engine_info,
     find_engine,
     list_engines,
 )
-from backquant.lower.lowering import Lowered, lower
+from backquant.lower.engine_info import EngineInfo
+from backquant.lower.lowering import lower
 from backquant.lower.machine import MachineFacts
-from backquant.lower.rule import Emit, KernelUse, LowerRule, Operand, Site, operand
+from backquant.lower.rule import Emit, KernelUse, Lowered, LowerRule, Operand, Site, operand
 
 __all__ = [
     "Emit",

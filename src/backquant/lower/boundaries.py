@@ -25,7 +25,7 @@ from backquant.graph import contract, get_module
 from backquant.lower.chain import quantizes
 from backquant.lower.contracts import boundaries_are_folded
 from backquant.lower.dynamic import is_dynamic_boundary
-from backquant.lower.engine import EngineInfo
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.boundary import (
     dequantize,
     integers_of,
@@ -34,7 +34,7 @@ from backquant.lower.kernels.boundary import (
     quantized_tensor,
     requantize,
 )
-from backquant.lower.kernels.integer.values import rescale
+from backquant.lower.kernels.integer.lookup_tables import rescale
 from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.qdq import (
     described_arithmetic,

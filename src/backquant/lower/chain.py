@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from backquant.backend_config import DTypeConfig
 from backquant.graph import get_module
-from backquant.lower.engine import EngineInfo
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.qdq import is_described_quantize, is_quantize, qparams_of
 from backquant.lower.rule import LowerRule, Site, Step
 from backquant.nn.intrinsic import ConvAdd2d, ConvAddReLU2d

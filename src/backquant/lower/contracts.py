@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from backquant.graph import Breach, get_module
 from backquant.lower.chain import quantizes
-from backquant.lower.engine import EngineInfo
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.lower.qdq import is_dequantize, is_quantize
-from backquant.lower.rule import KernelUse
+from backquant.lower.rule import KernelUse, Lowered
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
-if TYPE_CHECKING:
-    from backquant.lower.fuse_attention import FusedAttention
-    from backquant.lower.lowering import Lowered
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """``node``: the kernel. ``core``: the names of the operators that it computes, in order; ``moved``: of
+    those that now move integers."""
+
+    node: Node
+    core: tuple[str, ...]
+    moved: tuple[str, ...]
 
 
 def reference_modules_are_lowered(

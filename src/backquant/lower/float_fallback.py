@@ -19,7 +19,7 @@ from backquant.graph import get_module
 from backquant.graph.folding import is_random
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.dynamic import is_dynamic_boundary
-from backquant.lower.engine import EngineInfo
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.qdq import is_weight_dequantize
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode

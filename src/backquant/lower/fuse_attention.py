@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from backquant.graph import contract
 from backquant.graph.mutation import changes_argument
-from backquant.lower.contracts import fused_nodes_are_there
+from backquant.lower.contracts import FusedAttention, fused_nodes_are_there
 from backquant.lower.kernels.attention import attended, attended_whole
 from backquant.lower.kernels.boundary import quantize
 from backquant.operators import named, overload
@@ -49,16 +49,6 @@ _FILLS = frozenset(
 )
 _LONGEST = 16  # operators between the first product and the softmax
 _BRANCHES = 4  # of which so many have two tensors
-
-
-@dataclass(frozen=True)
-class FusedAttention:
-    """``node``: the kernel. ``core``: the names of the operators that it computes, in order; ``moved``: of
-    those that now move integers."""
-
-    node: Node
-    core: tuple[str, ...]
-    moved: tuple[str, ...]
 
 
 @dataclass(frozen=True)

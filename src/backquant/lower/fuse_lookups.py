@@ -16,12 +16,12 @@ from torch.fx import GraphModule, Node
 
 from backquant.graph import contract
 from backquant.lower.contracts import kernels_are_recorded
+from backquant.lower.fused_records import merge_records
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.linear import OnednnLinear
 from backquant.lower.kernels.lookup import Lookup, LookupConfig
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.postop import PostOp
-from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
 
 _Kernel = OnednnConv | OnednnLinear

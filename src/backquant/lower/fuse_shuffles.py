@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 
 from backquant.graph import contract
 from backquant.lower.contracts import kernels_are_recorded
+from backquant.lower.fused_records import merge_records
 from backquant.lower.kernels.shuffle import shuffle
-from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
 from backquant.operators import spellings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, quantizes, site_of, steps_of
 from backquant.lower.contracts import reference_modules_are_lowered
 from backquant.lower.dynamic import static_cast
-from backquant.lower.engine import EngineInfo
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.float_fallback import FloatFallback
 from backquant.lower.fuse_adds import fuse_adds
 from backquant.lower.fuse_attention import fuse_attention
@@ -52,20 +52,11 @@ from backquant.lower.qdq import (
     is_weight_dequantize,
     qparams_of,
 )
-from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
+from backquant.lower.rule import IDENTITY, Emit, KernelUse, Lowered, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.native.library import ENGINES, is_here
 from backquant.operators import moves_values
 from backquant.prepare.record import KeptGraphModule
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A lowered model, with one record per kernel and the reason for each operator left in float."""
-
-    graph_module: GraphModule
-    kernels: tuple[KernelUse, ...]
-    left_in_float: tuple[Reason, ...]
 
 
 def lower(

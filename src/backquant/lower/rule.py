@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 
 from backquant.backend_config import DTypeConfig
 from backquant.dtypes import QParams
-from backquant.lower.engine import EngineInfo
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.qdq import (
     described_arithmetic,
     integer_source,
@@ -49,6 +49,15 @@ class KernelUse:
 
     def __str__(self) -> str:
         return f"{'+'.join(self.nodes)}: {self.kernel} ({str(self.dtype).removeprefix('torch.')})"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered model, with one record per kernel and the reason for each operator left in float."""
+
+    graph_module: GraphModule
+    kernels: tuple[KernelUse, ...]
+    left_in_float: tuple[Reason, ...]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def unmet(
     >>> from torch import fx, nn
     >>> from backquant.backend_config.conditions import condition_from
     >>> from backquant.graph import GraphIndex
-    >>> from backquant.graph.values import GraphValues
+    >>> from backquant.graph.shapes import GraphValues
     >>> gm = fx.symbolic_trace(nn.Sequential(nn.Conv2d(4, 8, 9)))
     >>> node = list(gm.graph.nodes)[1]
     >>> use = UseFacts(GraphIndex(gm), GraphValues(None), node, node)

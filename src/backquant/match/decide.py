@@ -11,14 +11,13 @@ from torch import fx
 from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
 from backquant.backend_config.conditions import has_conditions
 from backquant.graph import GraphIndex, Scope
-from backquant.graph.values import GraphValues, is_wide
+from backquant.graph.shapes import GraphValues, is_wide
 from backquant.match.conditions import unmet
 from backquant.match.constraints import divides
 from backquant.match.custom import CustomMatching, requested_kind
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_policy import settle_neighbours
 from backquant.match.index import PatternIndex
-from backquant.match.names import op_name
 from backquant.match.occurrences import (
     Occurrence,
     find_occurrences,
@@ -36,6 +35,7 @@ from backquant.match.plan import (
     Reason,
 )
 from backquant.match.qconfig_reader import QConfigReader
+from backquant.match.readable_names import op_name
 from backquant.match.reasons import ReasonWriter, Refused
 from backquant.match.refusal import Refusal
 from backquant.match.roles import roles_of

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from backquant.graph import GraphIndex
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.nn.intrinsic.rank import rank_to_fold
 
 

@@ -29,12 +29,12 @@ from backquant.backend_config import (
 )
 from backquant.errors import ConfigError
 from backquant.graph import GraphIndex
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.match.folded_norms import keeps_channels
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
-from backquant.match.names import entry_text
 from backquant.match.plan import Fusion
+from backquant.match.readable_names import entry_text
 from backquant.match.structure import extra_inputs_of, nested, other_inputs, root_of
 
 

@@ -20,12 +20,12 @@ from backquant.backend_config import (
 )
 from backquant.backend_config.conditions import has_conditions, part_names
 from backquant.graph import GraphIndex, known_types, node_arguments, nodes_in
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.match.folded_norms import keeps_channels, unseen_rank
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
-from backquant.match.names import entry_text, op_name
 from backquant.match.plan import Match, MatchKind, PortUse
+from backquant.match.readable_names import entry_text, op_name
 from backquant.match.structure import flattened, root_of
 from backquant.operators import find
 

@@ -18,9 +18,9 @@ from backquant.match.custom import requested_kind
 from backquant.match.fixes import mapping_call, qconfig_fix
 from backquant.match.index import Candidate, PatternIndex
 from backquant.match.matcher import Matcher, Miss
-from backquant.match.names import entry_text, op_name
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, Reason
+from backquant.match.readable_names import entry_text, op_name
 from backquant.match.refusal import Refusal
 from backquant.match.rules import Hit
 from backquant.match.verdict import QConfigRequest, Roles, Ruling, tensor_text

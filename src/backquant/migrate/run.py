@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backquant.migrate.files import find_files, read_text, write_text
 from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.notebook import migrate_notebook
 from backquant.migrate.source import migrate_source
+from backquant.migrate.sources import find_files, read_text, write_text
 
 _EAGER = ("QuantStub", "DeQuantStub", "QuantWrapper")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from backquant.ao.left_out import Group
 from backquant.migrate.finding import FileResult, Finding
-from backquant.migrate.names import HOLDING, UNKNOWN, canonical, left_to_person, mirrored
+from backquant.migrate.mirror_names import HOLDING, UNKNOWN, canonical, left_to_person, mirrored
 
 _PART = re.compile(r"\b(ao|quantization|quantized|quantizable|intrinsic|qat)\b")
 _DOTTED = re.compile(r"[a-z]\w*(\.\w+)+")

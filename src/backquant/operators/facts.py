@@ -19,7 +19,7 @@ from backquant.backend_config.conditions.expressions import Quantity
 from backquant.backend_config.conditions.quantities import OPERATOR, SUBJECTS, TENSOR, subject_of
 from backquant.graph import GraphIndex
 from backquant.graph.arguments import argument_named
-from backquant.graph.values import GraphValues, TensorFacts
+from backquant.graph.shapes import GraphValues, TensorFacts
 from backquant.operators.index import find, find_root
 from backquant.operators.operator import Operator
 

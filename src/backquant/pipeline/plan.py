@@ -22,11 +22,11 @@ from backquant.fuse import (
     without_sync,
 )
 from backquant.fuse.admitted import FusedPlan
-from backquant.fuse.apply import Fused
+from backquant.fuse.contracts import Fused
 from backquant.graph import Captured, Scope, released, shallow_copy, without_parametrizations
 from backquant.graph.draws import Draws
 from backquant.graph.hooks import weight_hooks
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.match import (
     CustomMatching,
     DefaultRules,
@@ -171,7 +171,7 @@ def _requested_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozens
     return frozenset((*mapping.object_type_qconfigs, *by_place))
 
 
-class _Drawn(NamedTuple):
+class _PlanDraft(NamedTuple):
     """A plan, the shapes that it was decided by, and what has been chosen for it beyond what is asked."""
 
     fitted: FusedPlan
@@ -187,14 +187,14 @@ class _Drawn(NamedTuple):
         fused, plan = self.fitted
         return rules(by_default, fused.module, fused.scopes, plan, backend, self.mapping)
 
-    def with_choice(self, chosen: ChosenRules) -> _Drawn:
+    def with_choice(self, chosen: ChosenRules) -> _PlanDraft:
         return self._replace(
             mapping=chosen.mapping,
             notes=(*self.notes, *chosen.notes),
             reasons={**self.reasons, **chosen.reasons},
         )
 
-    def with_separate(self, paths: tuple[str, ...]) -> _Drawn:
+    def with_separate(self, paths: tuple[str, ...]) -> _PlanDraft:
         if not paths:
             return self
         note = f"decided layer by layer: {', '.join(paths)}"
@@ -244,14 +244,14 @@ class _Planning:
         by_default: DefaultRules | None,
         separated: tuple[str, ...] = (),
         layers: Mapping[str, BySample] = MappingProxyType({}),
-    ) -> _Drawn:
+    ) -> _PlanDraft:
         """The plan with what is chosen for the graph, which was changed by ``separated`` and ``layers``."""
 
         def fit(mapping: QConfigMapping, values: GraphValues) -> FusedPlan:
             return plan_fused(captured, backend, mapping, self.custom, values, by_default)
 
         values = self._values(captured)
-        drawn = _Drawn(fit(mapping, values), values, mapping).with_separate(separated)
+        drawn = _PlanDraft(fit(mapping, values), values, mapping).with_separate(separated)
         if by_default is None:
             return drawn
         for rules in self._rules(layers):
@@ -270,7 +270,7 @@ class _Planning:
         return drawn
 
     def _by_sample(
-        self, drawn: _Drawn, backend: BackendConfig, by_default: DefaultRules | None
+        self, drawn: _PlanDraft, backend: BackendConfig, by_default: DefaultRules | None
     ) -> dict[str, BySample]:
         """The layers whose inputs are to be scaled sample by sample."""
         if self.by_sample is None or by_default is None or not self._is_like_default():

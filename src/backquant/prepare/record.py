@@ -17,7 +17,7 @@ from backquant.errors import UsageError
 from backquant.graph import DeferredGraphModule, Provenance, Scope, set_module
 from backquant.graph.costs import GraphCosts
 from backquant.graph.example_spec import ExampleSpec
-from backquant.graph.values import TensorFacts
+from backquant.graph.shapes import TensorFacts
 from backquant.identifiers import label
 from backquant.match.plan import Plan
 from backquant.observe import (

@@ -17,8 +17,8 @@ from torch import nn
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import find_dtype, is_narrow_float
 from backquant.errors import ConfigError
-from backquant.match.names import entry_text
 from backquant.match.plan import RuleRef
+from backquant.match.readable_names import entry_text
 from backquant.observe import (
     HistogramObserver,
     MinMaxObserver,

@@ -87,10 +87,10 @@ def _read_by(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in found for name in names))
 
 
-def told(forms: Iterable[ReasonRow], read: Sequence[str]) -> tuple[ReasonRow, ...]:
+def merge_reasons(forms: Iterable[ReasonRow], read: Sequence[str]) -> tuple[ReasonRow, ...]:
     r"""The reasons with the values that the operators read, those of one form as one.
 
-    >>> [reason] = told([ReasonRow("rule", "", "it reads \0")], ["add_1", "add_2", "cat"])
+    >>> [reason] = merge_reasons([ReasonRow("rule", "", "it reads \0")], ["add_1", "add_2", "cat"])
     >>> reason.admitted
     'it reads add_* or cat'
     """
@@ -119,7 +119,7 @@ def _refusal(same: list[Row]) -> Refusal:
     forms, read = _forms(first), _read_by(same)
     reasons = first.reasons
     if len(same) > 1:
-        general = told(forms, read)
+        general = merge_reasons(forms, read)
         reasons = tuple(
             replace(reason, asked=f"{rule} is None: skip")
             if _is_skip(first, reason)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from backquant.reason_codes import ReasonCode
-from backquant.report.grouping import Refusal, by_cost, told
+from backquant.report.grouping import Refusal, by_cost, merge_reasons
 from backquant.report.model import ReasonRow
 from backquant.report.paths import collapsed
 
@@ -145,7 +145,7 @@ def _part(groups: list[Refusal]) -> Part:
     if len(groups) == 1:
         return Part((first,), first.nearest)
     read = tuple(dict.fromkeys(name for group in groups for name in group.read))
-    general = zip(first.nearest, told(first.nearest_forms, read), strict=True)
+    general = zip(first.nearest, merge_reasons(first.nearest_forms, read), strict=True)
     return Part(
         tuple(groups), tuple(replace(said, admitted=form.admitted) for said, form in general)
     )

@@ -54,7 +54,7 @@ from backquant.runtime.dialect_kernels import (
 )
 from backquant.runtime.packed_weights import PackedWeight, functional_name, packed_weight
 from backquant.runtime.record import LoweredRecord
-from backquant.runtime.watched import Part
+from backquant.runtime.unchanged import Part
 
 _ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"

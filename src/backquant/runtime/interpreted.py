@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from backquant.errors import InputError, UsageError
-from backquant.graph.watched import is_watched, stand_ins
+from backquant.graph.interception import is_watched, stand_ins
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 

@@ -17,8 +17,9 @@ from backquant.dtypes import QParams
 from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
-from backquant.graph.watched import stand_ins
-from backquant.lower.engine import EngineInfo, engine_here
+from backquant.graph.interception import stand_ins
+from backquant.lower.engine import engine_here
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
@@ -27,7 +28,6 @@ from backquant.runtime.audit import Audit, audit
 from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
 from backquant.runtime.dialect import shown_of
 from backquant.runtime.executor import Executor
-from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
 from backquant.runtime.interpreted import Interpreted, check_not_traced
@@ -36,7 +36,7 @@ from backquant.runtime.own_results import returned_tensors, with_own_memory
 from backquant.runtime.pickling import pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
-from backquant.runtime.unlowered import PlainlyCalled, calls_little, without_gradients
+from backquant.runtime.unlowered import FastCallModule, calls_little, raise_told, without_gradients
 from backquant.uncompiled import uncompiled
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from backquant.runtime.compiled.program import CompiledProgram
 
 
-class QuantizedModel(Checkpointed, PlainlyCalled):
+class QuantizedModel(Checkpointed, FastCallModule):
     """A quantized model: floats in, floats out, like the model it was made from.
 
     A ``torch.fx.GraphModule``: its graph and code can be read, edited, recompiled and interpreted, its

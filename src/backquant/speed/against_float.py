@@ -5,8 +5,8 @@ give cost the float operators behind them, and a cache holds a kernel's weights 
 beside each other (``race``): float, all on integers, and what the parts promise. Where the fastest is slower
 than float, what pays the least is left in float step by step (``slower_as_a_whole``), at most ``FACTORS``
 times; what is clearly faster than the fastest before it stands. What is slower than float even then is given
-back in float, as it came (``Ways.in_float``). So is what is no faster, where integers would compute next to
-nothing of it (``_Idle``): what they round is lost for nothing.
+back in float, as it came (``ModelFactories.in_float``). So is what is no faster, where integers would compute
+next to nothing of it (``_Idle``): what they round is lost for nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def noted(model: QuantizedModel, note: str) -> QuantizedModel:
     return model
 
 
-class Ways(NamedTuple):
+class ModelFactories(NamedTuple):
     """How models are made that have less on integers; both raise ``CoverageError`` where too little would be.
 
     ``without``: what these matches are is left in float, by position. ``in_float``: nothing is quantized, and
@@ -94,7 +94,7 @@ class Chosen(NamedTuple):
 def not_slower(  # size: the models that are there, what makes others of them, and what they run beside
     made: QuantizedModel,
     chosen: Chosen | None,
-    ways: Ways,
+    ways: ModelFactories,
     costs: Costs,
     original: nn.Module,
     example: Any,
@@ -151,7 +151,7 @@ def _little(
 
 def _in_float(  # size: the fastest on integers, what makes one without, and what both run beside
     best: _Tried,
-    ways: Ways,
+    ways: ModelFactories,
     floating: nn.Module,
     example: Any,
     timing: Timing,

@@ -8,11 +8,14 @@ from dataclasses import replace
 from backquant.calibrate.group import Ranks
 from backquant.match.plan import Reason
 from backquant.runtime import QuantizedModel
-from backquant.speed.against_float import Ways
+from backquant.speed.against_float import ModelFactories
 
 
 def chosen_on_rank_0(
-    ranks: Ranks, made: QuantizedModel, ways: Ways, choose: Callable[[Ways], QuantizedModel]
+    ranks: Ranks,
+    made: QuantizedModel,
+    ways: ModelFactories,
+    choose: Callable[[ModelFactories], QuantizedModel],
 ) -> QuantizedModel:
     """What ``choose`` gives on rank 0; ``made``, or one of ``ways``, made anew on the others."""
     if ranks.size == 1:
@@ -34,7 +37,7 @@ def chosen_on_rank_0(
             tried.append((model, "in_float", reason))
         return model
 
-    chosen = choose(Ways(without, in_float))
+    chosen = choose(ModelFactories(without, in_float))
     way = next(((name, given) for model, name, given in tried if model is chosen), (None, None))
     ranks.exchange("measuring times", (way, chosen.plan.notes))
     return chosen

@@ -16,7 +16,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig, KnownSlower
 from backquant.errors import CoverageError
 from backquant.graph import GraphIndex
-from backquant.graph.values import GraphValues
+from backquant.graph.shapes import GraphValues
 from backquant.match.conditions import unmet
 from backquant.match.plan import MatchKind, Plan, Reason
 from backquant.operators.facts import UseFacts
@@ -24,7 +24,7 @@ from backquant.operators.index import find, find_root
 from backquant.operators.operator import Operator
 from backquant.reason_codes import ReasonCode
 from backquant.runtime import QuantizedModel
-from backquant.speed.against_float import Ways, noted
+from backquant.speed.against_float import ModelFactories, noted
 from backquant.speed.cost_table import Kept
 
 _TOO_MUCH = (
@@ -38,7 +38,7 @@ _NOTHING_ELSE = (
 
 
 def without_known_slower(  # size: the model, what makes others of it, its float graph, and what stays
-    made: QuantizedModel, ways: Ways, floats: fx.GraphModule, kept: Kept
+    made: QuantizedModel, ways: ModelFactories, floats: fx.GraphModule, kept: Kept
 ) -> QuantizedModel:
     """``made``, or what ``ways`` make without what is known to be slower on its runtime.
 

@@ -26,7 +26,7 @@ from backquant.match.slower import Costs, slower_than_float, total
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import NodeTimes
-from backquant.speed.against_float import Chosen, Timing, Ways, not_slower, noted
+from backquant.speed.against_float import Chosen, ModelFactories, Timing, not_slower, noted
 from backquant.speed.cost_table import TimedConversions, Times, cost_table
 
 _CHOICES = ("float", "keep")
@@ -62,7 +62,7 @@ TIMING = Timing()
 
 def the_faster(  # size: the model as it is, what makes others of it, and what it is measured beside
     made: QuantizedModel,
-    ways: Ways,
+    ways: ModelFactories,
     prepared: PreparedModule,
     original: nn.Module,
     example: Any,

@@ -10,8 +10,8 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.biases.corrected import corrected_biases
+from backquant.accuracy.biases.layer_statistics import Seen, batches_worth
 from backquant.accuracy.biases.layers import layer_calls
-from backquant.accuracy.biases.watched import Seen, batches_worth
 from backquant.accuracy.calibrated import Calibrated
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.recipes import recipe_of

@@ -17,7 +17,7 @@ from backquant.backend_config import (
     normal_form,
 )
 from backquant.backend_config.files import SpecFileError
-from backquant.backend_config.files.names import Resolver
+from backquant.backend_config.files.import_paths import Resolver
 from backquant.backend_config.files.read import Base, build
 from backquant.backend_config.files.store import read_yaml
 from backquant.errors import SpecError

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backquant.backend_config.files.names import SpellingError
+from backquant.backend_config.files.import_paths import SpellingError
 from backquant.backend_config.files.scalars import (
     constant_from,
     number_data,

@@ -14,7 +14,7 @@ from backquant.backend_config import (
     SequentialFuser,
     from_reversed,
 )
-from backquant.backend_config.files.names import Resolver, SpellingError
+from backquant.backend_config.files.import_paths import Resolver, SpellingError
 from backquant.backend_config.files.spelling import (
     callable_data,
     callable_from,

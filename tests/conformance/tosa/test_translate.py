@@ -18,9 +18,9 @@ from backquant.conformance.tosa.translate import (
 )
 from backquant.dtypes import interpolated_table
 from backquant.lower.kernels.integer.elementwise import BinaryConfig, IntegerBinary
+from backquant.lower.kernels.integer.lookup_tables import IntegerTable, TableConfig, filled, rescale
 from backquant.lower.kernels.integer.normalized import IntegerSoftmax, SoftmaxConfig, exponentials
 from backquant.lower.kernels.integer.resize import BilinearConfig, IntegerBilinear, nearest
-from backquant.lower.kernels.integer.values import IntegerTable, TableConfig, filled, rescale
 from tosa_in_numpy import evaluated
 
 _HARDWARE = {"requantization": "fixed_point", "rounding": "half_up"}

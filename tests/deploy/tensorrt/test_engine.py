@@ -13,7 +13,7 @@ import torch
 from benchmarks.stock.images import torchvision_model
 
 import backquant
-from backquant.deploy.onnx.names import origins_of
+from backquant.deploy.onnx.provenance import origins_of
 from backquant.deploy.tensorrt import target as target_module
 from backquant.deploy.tensorrt.engine import BuiltEngine, inspected_kernels
 from backquant.errors import EngineError, ExportError

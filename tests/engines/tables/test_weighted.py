@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import backquant
 from backquant.engines import onednn
 from backquant.lower import engine_info, find_engine, lower
-from backquant.lower.engine import EngineInfo
+from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.quantized import QuantizedWeighted
 from backquant.nn.quantized import reference as nnqr
 

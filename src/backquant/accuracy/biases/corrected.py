@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from backquant.accuracy.biases.layer_statistics import Seen, channel_means
 from backquant.accuracy.biases.layers import LayerCall, layer_calls
-from backquant.accuracy.biases.watched import Seen, channel_means
 from backquant.accuracy.figures import decibel_text, decibels, float_tensors
 from backquant.accuracy.grid import mean_error
 from backquant.accuracy.nodes import placeholders

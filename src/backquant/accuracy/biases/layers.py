@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from backquant.accuracy.biases.watched import LAYERS, Seen
+from backquant.accuracy.biases.layer_statistics import LAYERS, Seen
 from backquant.accuracy.recipes.draft import weighted_part
 from backquant.accuracy.reference_run import Run
 from backquant.graph import get_module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backquant.api.parts.files import load_parts, save_parts
+from backquant.api.parts.folder import load_parts, save_parts
 from backquant.api.parts.found import PartlyQuantized
 from backquant.api.parts.quantize import quantize_parts
 

@@ -14,8 +14,8 @@ from backquant.accuracy.recipes import recipe_of
 from backquant.api.arguments import given_model
 from backquant.api.calibrated import CalibrationCall
 from backquant.api.one_call import quantize
-from backquant.api.parts.calls import Seen, calls_of, changes_inputs, run, survey
 from backquant.api.parts.found import PartlyQuantized, with_parts
+from backquant.api.parts.module_inputs import Seen, calls_of, changes_inputs, run, survey
 from backquant.backend_config.registry import Backend
 from backquant.calibrate.batches import first_batch, inputs_of, kept_set
 from backquant.calibrate.examples import called_on_example, example_and_set

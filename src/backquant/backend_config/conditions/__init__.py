@@ -18,7 +18,7 @@ from backquant.backend_config.conditions.condition import (
     quantities_of,
 )
 from backquant.backend_config.conditions.contradictions import contradictions
-from backquant.backend_config.conditions.names import check_names, has_conditions, part_names
+from backquant.backend_config.conditions.vocabulary import check_names, has_conditions, part_names
 
 __all__ = [
     "AllOf",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backquant.backend_config.conditions import Condition, condition_from
-from backquant.backend_config.files.names import SpellingError
+from backquant.backend_config.files.import_paths import SpellingError
 from backquant.errors import SpecError
 
 Accept = Callable[[Condition | None], None]

@@ -22,9 +22,9 @@ from backquant.backend_config.entry_kinds import (
     Ports,
 )
 from backquant.backend_config.files.conditions import condition_at
+from backquant.backend_config.files.import_paths import Resolver, SpellingError, path_of
 from backquant.backend_config.files.kinds import is_operator
 from backquant.backend_config.files.located import Path
-from backquant.backend_config.files.names import Resolver, SpellingError, path_of
 from backquant.backend_config.files.pattern_models import is_operator_name
 from backquant.backend_config.files.scalars import constant_from, number_data, number_from
 from backquant.backend_config.files.spelling import (
@@ -48,7 +48,7 @@ from backquant.backend_config.kinds import (
 )
 from backquant.backend_config.known_slower import KnownSlower
 from backquant.backend_config.observation import ObservationType
-from backquant.backend_config.records import operator_records
+from backquant.backend_config.operator_records import operator_records
 from backquant.dtypes import dtype_name
 from backquant.errors import SpecError
 

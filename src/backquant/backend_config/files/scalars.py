@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from backquant.backend_config.files.names import SpellingError
+from backquant.backend_config.files.import_paths import SpellingError
 from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.numbers import number_text
 from backquant.errors import quoted

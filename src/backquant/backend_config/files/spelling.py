@@ -20,7 +20,7 @@ from backquant.backend_config.files.graph_spelling import (
     operator_from,
     operator_text,
 )
-from backquant.backend_config.files.names import Resolver, SpellingError, path_of
+from backquant.backend_config.files.import_paths import Resolver, SpellingError, path_of
 from backquant.backend_config.fusers import ForwardFuser, ReversedFuser, SequentialFuser
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.pattern import NormalPattern, PatternNode

@@ -14,8 +14,8 @@ from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.declared import set_fields
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.forms import write, write_record
+from backquant.backend_config.files.import_paths import SpellingError
 from backquant.backend_config.files.models import SCHEMA_VERSION
-from backquant.backend_config.files.names import SpellingError
 from backquant.backend_config.files.spelling import pattern_data
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.dtypes import dtype_name, integer_range

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from backquant.conformance.seam import NotAskedError, Ran, RefusedByEngineError
+from backquant.conformance.engine_protocol import NotAskedError, Ran, RefusedByEngineError
 from backquant.conformance.torch_engines import REFERENCE, said, single
 from backquant.conformance.tosa.graph import Graph, TosaError, binary, run
 from backquant.conformance.tosa.moves import Move
@@ -36,9 +36,9 @@ from backquant.conformance.tosa.translate import (
 )
 from backquant.convert import convert_to_reference
 from backquant.errors import BackquantError, EngineError
+from backquant.lower.kernels.integer.lookup_tables import rescale
 from backquant.lower.kernels.integer.resize import nearest
 from backquant.lower.kernels.integer.result import IntegerKernel
-from backquant.lower.kernels.integer.values import rescale
 from backquant.pipeline.lower import quantized_model
 from backquant.version import __version__
 

@@ -16,11 +16,11 @@ from backquant.conformance.tosa.scales import NoTosaError, clamped, rescaled
 from backquant.conformance.tosa.windows import average, max_pool, weighted
 from backquant.dtypes import between_entries
 from backquant.lower.kernels.integer.elementwise import IntegerBinary, IntegerJoin
+from backquant.lower.kernels.integer.lookup_tables import IntegerTable
 from backquant.lower.kernels.integer.normalized import IntegerSoftmax
 from backquant.lower.kernels.integer.pooling import IntegerAverage, IntegerMaxPool
 from backquant.lower.kernels.integer.resize import IntegerBilinear
 from backquant.lower.kernels.integer.resize import nearest as by_nearest
-from backquant.lower.kernels.integer.values import IntegerTable
 from backquant.lower.kernels.integer.weighted import IntegerWeighted
 
 # Operators of two tensors, tables and concatenation as TOSA operators.

@@ -56,9 +56,9 @@ from backquant.deploy.executorch.depthwise import split_depthwise
 from backquant.deploy.executorch.means import compute_in_float, means_of_free_sizes
 from backquant.deploy.executorch.orders import ORDERS
 from backquant.deploy.executorch.pads import PADS
-from backquant.deploy.executorch.parts import PARTS
 from backquant.deploy.executorch.pools import POOLS
 from backquant.deploy.executorch.resizes import RESIZES
+from backquant.deploy.executorch.slices import PARTS
 from backquant.deploy.executorch.softplus import SOFTPLUS
 from backquant.deploy.executorch.volume_pools import VOLUME_POOLS
 from backquant.deploy.executorch.volumes import VOLUMES

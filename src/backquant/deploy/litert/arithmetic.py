@@ -16,8 +16,8 @@ from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.clamps import clamp_after
 from backquant.deploy.litert.images import activation
 from backquant.deploy.litert.layouts import Layout, plain
+from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, Value
 from backquant.deploy.litert.network import Scales, Tensor
-from backquant.deploy.litert.values import Constant, UnsupportedError, Value
 from backquant.operators import overload
 
 __all__ = ["TABLE", "common"]

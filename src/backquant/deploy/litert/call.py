@@ -11,8 +11,7 @@ from torch import fx
 
 from backquant.deploy.litert.emitter import Emitter
 from backquant.deploy.litert.layouts import Layout, plain, stored
-from backquant.deploy.litert.network import Scales, Tensor, dtype_name
-from backquant.deploy.litert.values import (
+from backquant.deploy.litert.lowered_values import (
     Constant,
     Dequantized,
     UnsupportedError,
@@ -21,6 +20,7 @@ from backquant.deploy.litert.values import (
     signature_of,
     sizes_of,
 )
+from backquant.deploy.litert.network import Scales, Tensor, dtype_name
 
 __all__ = ["Call", "Rule", "Table", "bound_arguments"]
 

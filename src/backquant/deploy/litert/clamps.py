@@ -10,8 +10,8 @@ from torch import fx
 
 from backquant.deploy.litert.call import bound_arguments
 from backquant.deploy.litert.emitter import Emitter
+from backquant.deploy.litert.lowered_values import Constant, Value
 from backquant.deploy.litert.network import Scales, Tensor
-from backquant.deploy.litert.values import Constant, Value
 from backquant.operators import overload
 
 __all__ = ["CLAMPS", "bounds", "clamp_after", "fused_clamp", "is_clamp"]

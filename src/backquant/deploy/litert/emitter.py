@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from backquant.deploy.litert.layouts import Layout, is_free, logical, plain, stored
+from backquant.deploy.litert.lowered_values import Constant, Value, constant_tensor
 from backquant.deploy.litert.network import Network, Operation, Scales, Tensor
-from backquant.deploy.litert.values import Constant, Value, constant_tensor
 
 __all__ = ["Emitter"]
 

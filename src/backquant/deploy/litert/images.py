@@ -6,8 +6,8 @@ from typing import Any
 
 from backquant.deploy.litert.call import Call
 from backquant.deploy.litert.layouts import CHANNELS_LAST
+from backquant.deploy.litert.lowered_values import UnsupportedError, Value
 from backquant.deploy.litert.network import Tensor
-from backquant.deploy.litert.values import UnsupportedError, Value
 
 __all__ = ["activation", "from_image", "image", "image_output", "pair"]
 

@@ -21,8 +21,7 @@ from backquant.deploy.litert.call import Call, Rule, Table, bound_arguments
 from backquant.deploy.litert.clamps import clamp_after, fused_clamp, is_clamp
 from backquant.deploy.litert.emitter import Emitter
 from backquant.deploy.litert.layouts import CHANNELS_LAST, Layout, plain, stored
-from backquant.deploy.litert.network import Network, Scales, Tensor, dtype_name
-from backquant.deploy.litert.values import (
+from backquant.deploy.litert.lowered_values import (
     Constant,
     Dequantized,
     UnsupportedError,
@@ -30,6 +29,7 @@ from backquant.deploy.litert.values import (
     signature_of,
     sizes_of,
 )
+from backquant.deploy.litert.network import Network, Scales, Tensor, dtype_name
 from backquant.deploy.program import Program
 from backquant.lower.qdq import (
     is_channel_dequantize,

@@ -26,8 +26,14 @@ from backquant.deploy.litert.layouts import (
     stored,
     without,
 )
+from backquant.deploy.litert.lowered_values import (
+    Constant,
+    UnsupportedError,
+    Value,
+    constant_tensor,
+    hints,
+)
 from backquant.deploy.litert.network import Array, Tensor
-from backquant.deploy.litert.values import Constant, UnsupportedError, Value, constant_tensor, hints
 from backquant.operators import overload
 
 __all__ = ["PARTS", "TABLE"]

@@ -14,8 +14,8 @@ from torch import fx
 
 from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.layouts import plain, without
+from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, Value
 from backquant.deploy.litert.network import Tensor
-from backquant.deploy.litert.values import Constant, UnsupportedError, Value
 from backquant.operators import overload
 
 __all__ = ["PARTS", "TABLE"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from backquant.deploy.litert.call import Call
+from backquant.deploy.litert.lowered_values import constant_tensor
 from backquant.deploy.litert.network import Tensor
-from backquant.deploy.litert.values import constant_tensor
 
 __all__ = ["SAME", "VALID", "Amounts", "padded", "same_padding"]
 

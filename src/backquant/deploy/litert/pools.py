@@ -19,9 +19,9 @@ from backquant.deploy.litert.arithmetic import UNIT
 from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.images import activation, from_image, image, image_output, pair
 from backquant.deploy.litert.layouts import last, without
+from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, Value
 from backquant.deploy.litert.network import Scales, Tensor
 from backquant.deploy.litert.padding import padded, same_padding
-from backquant.deploy.litert.values import Constant, UnsupportedError, Value
 from backquant.operators import overload
 
 __all__ = ["TABLE"]

@@ -26,10 +26,10 @@ from backquant.deploy.litert.call import Call, Rule, Table, bound_arguments
 from backquant.deploy.litert.flatbuffer import to_bytes
 from backquant.deploy.litert.images import activation
 from backquant.deploy.litert.layouts import Layout, plain
+from backquant.deploy.litert.lowered_values import UnsupportedError, Value
 from backquant.deploy.litert.lowering import Lowered, Lowering, RefusedError
 from backquant.deploy.litert.network import Array, Tensor
 from backquant.deploy.litert.readback import LoadedFile, ReadOperator, read_back
-from backquant.deploy.litert.values import UnsupportedError, Value
 from backquant.deploy.litert.weights import bias_of, has_integer_weight, stored_weight
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.deploy.target import Requirement

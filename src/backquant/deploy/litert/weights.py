@@ -15,14 +15,14 @@ import torch
 
 from backquant.deploy.litert.call import Call
 from backquant.deploy.litert.layouts import plain
-from backquant.deploy.litert.network import Array, Scales, Tensor
-from backquant.deploy.litert.values import (
+from backquant.deploy.litert.lowered_values import (
     Constant,
     UnsupportedError,
     Value,
     as_array,
     constant_tensor,
 )
+from backquant.deploy.litert.network import Array, Scales, Tensor
 
 __all__ = ["bias_of", "has_integer_weight", "stored_weight", "weight_of"]
 

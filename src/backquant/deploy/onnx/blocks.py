@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from backquant.deploy.onnx.initializers import add_initializer, drop_unused
-from backquant.deploy.onnx.names import ORIGIN
+from backquant.deploy.onnx.provenance import ORIGIN
 
 __all__ = ["is_blocked", "narrow_constants", "settle_blocks", "transposed_blocks"]
 

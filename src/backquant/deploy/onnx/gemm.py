@@ -17,7 +17,7 @@ import numpy as np
 
 from backquant.backend_config import DTypeConfig
 from backquant.deploy.onnx.initializers import add_initializer, replace_node
-from backquant.deploy.onnx.names import ORIGIN
+from backquant.deploy.onnx.provenance import ORIGIN
 
 _LIMIT = 2**31 - 1
 _PRODUCTS = ("Gemm", "MatMul", "Conv")

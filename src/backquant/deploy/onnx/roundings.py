@@ -26,7 +26,7 @@ from torch import fx
 from backquant.deploy.described_rounding import STANDARD, arithmetic_words, described_quantizes
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.initializers import add_initializer, replace_node
-from backquant.deploy.onnx.names import ORIGIN
+from backquant.deploy.onnx.provenance import ORIGIN
 from backquant.deploy.onnx.translate import Table, quantize_linear
 from backquant.dtypes import Requantization, quantize_multiplier, shift_of
 from backquant.graph import register_requantize

@@ -19,8 +19,8 @@ from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
 from backquant.deploy.onnx.exporter import exported_to_onnx
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
 from backquant.deploy.onnx.initializers import add_initializer, drop_unused
-from backquant.deploy.onnx.names import name_nodes
 from backquant.deploy.onnx.opset import asked_opset, check_opset, lower_opset
+from backquant.deploy.onnx.provenance import name_nodes
 from backquant.deploy.onnx.roundings import described_quantize, spell_roundings
 from backquant.deploy.onnx.spelled import spell_for_onnx
 from backquant.deploy.onnx.translate import Table, own_translations, translations

@@ -8,7 +8,7 @@ from pathlib import Path
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
-from backquant.deploy.onnx.names import origins_of
+from backquant.deploy.onnx.provenance import origins_of
 from backquant.deploy.onnxruntime.clips import clip_integers
 from backquant.deploy.onnxruntime.float_clips import show_products
 from backquant.deploy.onnxruntime.lowbit import use_group_kernels

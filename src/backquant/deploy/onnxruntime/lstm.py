@@ -18,7 +18,7 @@ import numpy as np
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.dynamic import quantized_by
 from backquant.deploy.onnx.initializers import add_initializer, drop_unused
-from backquant.deploy.onnx.names import ORIGIN
+from backquant.deploy.onnx.provenance import ORIGIN
 
 _DOMAIN = "com.microsoft"
 _NAME = "DynamicQuantizeLSTM"

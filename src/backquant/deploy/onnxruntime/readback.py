@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backquant.deploy.exported import TargetKernel
-from backquant.deploy.onnx.names import origin_of
+from backquant.deploy.onnx.provenance import origin_of
 from backquant.files import workspace
 
 # Integer products whose input is float: they quantize it themselves.

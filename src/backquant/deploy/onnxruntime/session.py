@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backquant.deploy.onnx.names import origin_of, origins_of
+from backquant.deploy.onnx.provenance import origin_of, origins_of
 from backquant.files import workspace
 from backquant.lower.machine import machine_facts
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backquant.deploy.exported import TargetKernel
-from backquant.deploy.onnx.names import ORIGIN, followers, origin_of, origins_of, readers_of_weights
+from backquant.deploy.onnx.provenance import (
+    ORIGIN,
+    followers,
+    origin_of,
+    origins_of,
+    readers_of_weights,
+)
 
 _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
 _JOINED = frozenset({"Subgraph", "Convolution", "Deconvolution", "FullyConnected", "MatMul"})

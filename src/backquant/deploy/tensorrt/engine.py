@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from backquant.deploy.exported import TargetKernel
-from backquant.deploy.onnx.names import origin_of
+from backquant.deploy.onnx.provenance import origin_of
 from backquant.errors import EngineError, ExportError
 
 #: How long TensorRT looks for kernels, 0 to 5; its own default is 3, which can take minutes.

@@ -14,7 +14,7 @@ from typing import Any
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
-from backquant.deploy.onnx.names import origins_of
+from backquant.deploy.onnx.provenance import origins_of
 from backquant.deploy.target import Requirement
 from backquant.deploy.tensorrt.check import check_onnx
 from backquant.deploy.tensorrt.engine import LEVEL, BuiltEngine, finds_gpu, is_installed, version

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from backquant.engines.tables.arguments import numbers, refuse_float_input
-from backquant.engines.tables.calls import explicit_padding
+from backquant.engines.tables.layer_calls import explicit_padding
 from backquant.engines.tables.spellings import RELUS
 from backquant.engines.tables.weights import check_weight, module_weight
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd

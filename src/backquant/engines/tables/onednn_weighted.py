@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from backquant.dtypes import QParams
-from backquant.engines.tables.calls import WeightedCall, conv_rules, linear_rules
+from backquant.engines.tables.layer_calls import WeightedCall, conv_rules, linear_rules
 from backquant.engines.tables.spellings import post_op_of
 from backquant.engines.tables.weights import check_weight
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from backquant.engines.tables.calls import (
+from backquant.engines.tables.layer_calls import (
     Geometry,
     WeightedCall,
     conv_rules,

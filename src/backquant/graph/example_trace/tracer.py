@@ -15,10 +15,10 @@ from torch import fx, nn
 
 from backquant.graph.asserts import asserted
 from backquant.graph.example import as_arguments
+from backquant.graph.example_trace.meta_values import UNKNOWN, ExampleValues
 from backquant.graph.example_trace.proxy import ExampleAttribute, ExampleProxy
-from backquant.graph.example_trace.values import UNKNOWN, ExampleValues
-from backquant.graph.held import Held
 from backquant.graph.objects import field_index
+from backquant.graph.trace_guards import Held
 from backquant.graph.tracer import ModuleTracer, frame_line
 
 # They take sizes and give tensors: with a size of the trace among their arguments they are recorded.

@@ -88,7 +88,7 @@ class _Turns:
         self._put_back()
 
     @contextmanager
-    def given_up(self) -> Iterator[None]:
+    def released_read_lock(self) -> Iterator[None]:
         """A thread that runs does not, within the block."""
         depth = self._depth()
         for _ in range(depth):
@@ -159,7 +159,7 @@ def running() -> _Running:
 @contextmanager
 def packing_for(engine: str) -> Iterator[None]:
     """Weights are packed for this quantized engine of torch within the block."""
-    with _TURNS.given_up(), _TURNS.packing, _TURNS.setting(engine):
+    with _TURNS.released_read_lock(), _TURNS.packing, _TURNS.setting(engine):
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from backquant.graph.watched import dispatch_modes
+from backquant.graph.interception import dispatch_modes
 from backquant.lower.kernels.configured import KernelModule, decode_config
 from backquant.lower.kernels.steps import looked_up
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from backquant.nn.qat.parts import QATModule
+from backquant.nn.qat.weight_fake_quantizer import QATModule
 
 _GEOMETRY = (
     "in_channels",

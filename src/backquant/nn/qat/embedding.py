@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backquant.errors import ConfigError
-from backquant.nn.qat.parts import QATModule
+from backquant.nn.qat.weight_fake_quantizer import QATModule
 
 
 class _QATEmbeddingBase(QATModule):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from backquant.nn.qat.parts import QATModule
+from backquant.nn.qat.weight_fake_quantizer import QATModule
 
 
 def linear_arguments(linear: nn.Module) -> dict[str, Any]:

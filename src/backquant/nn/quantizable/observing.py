@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from backquant.errors import ConfigError
-from backquant.nn.qat.parts import adopt
+from backquant.nn.qat.weight_fake_quantizer import adopt
 from backquant.nn.quantizable.slots import (
     Slot,
     SlotLinear,

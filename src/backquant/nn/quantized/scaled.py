@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from backquant.errors import LeftOutError, UsageError
-from backquant.graph.watched import stand_ins
+from backquant.graph.interception import stand_ins
 from backquant.nn.quantized import reference
 from backquant.nn.quantized.counted import changed
 from backquant.nn.quantized.reference.module import bare

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from backquant.graph import watched
+from backquant.graph import interception
 
 _NEEDED = (
     "FloatType",
@@ -25,7 +25,7 @@ _missing = ", ".join(f"torch._C.{name}" for name in _NEEDED if not hasattr(torch
 
 def unavailable() -> str:
     """Why nothing can be recorded with this version of torch; empty if it can."""
-    lacking = _missing or watched.missing
+    lacking = _missing or interception.missing
     return lacking and f"torch {torch.__version__} has no {lacking}: calls are not recorded"
 
 

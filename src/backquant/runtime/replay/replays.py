@@ -35,7 +35,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backquant.graph.export import Interface
-from backquant.graph.watched import is_watched
+from backquant.graph.interception import is_watched
 from backquant.lower.kernels.configured import packings
 from backquant.operators.samples import Mixed
 from backquant.runtime.heap import give_back

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from backquant.dtypes import is_narrow_float
 from backquant.engines.tables.arguments import bind
-from backquant.engines.tables.calls import WeightedCall
+from backquant.engines.tables.layer_calls import WeightedCall
 from backquant.engines.tables.spellings import RELUS
 from backquant.engines.tables.weights import functional_linear, module_weight
 from backquant.lower.dynamic import DynamicInput, dynamic_input, token_input

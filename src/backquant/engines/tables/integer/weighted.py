@@ -12,7 +12,9 @@ from torch.fx import Node
 
 from backquant.dtypes import QParams, Rounding, round_to
 from backquant.engines.tables.arguments import refuse_float_input
-from backquant.engines.tables.calls import (
+from backquant.engines.tables.integer.at_each_call import conv_at_each_call
+from backquant.engines.tables.integer.result import NO_RESULT, emit, result_fields
+from backquant.engines.tables.layer_calls import (
     Geometry,
     WeightedCall,
     conv_rules,
@@ -20,13 +22,11 @@ from backquant.engines.tables.calls import (
     linear_rules,
     module_call,
 )
-from backquant.engines.tables.integer.at_each_call import conv_at_each_call
-from backquant.engines.tables.integer.result import NO_RESULT, emit, result_fields
 from backquant.engines.tables.pointwise import reference_function
 from backquant.engines.tables.spellings import RELUS, post_op_of
 from backquant.lower.kernels.integer.elementwise import headroom_of
 from backquant.lower.kernels.integer.linear import InGroupsConfig, IntegerInGroups
-from backquant.lower.kernels.integer.values import filled
+from backquant.lower.kernels.integer.lookup_tables import filled
 from backquant.lower.kernels.integer.weighted import (
     ConvAddConfig,
     IntegerConvAdd,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from backquant.errors import ConfigError
-from backquant.nn.qat.parts import (
+from backquant.nn.qat.weight_fake_quantizer import (
     adopt,
     checked_float_module,
     fresh_float_copy,

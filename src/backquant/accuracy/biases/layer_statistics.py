@@ -98,7 +98,9 @@ class Watched:
         return {place: self.judging if place in held else self.fitting for place in places}
 
 
-def watched_set(prepared: fx.GraphModule, batches: Any, example: Any) -> Watched | None:
+def calibration_with_statistics(
+    prepared: fx.GraphModule, batches: Any, example: Any
+) -> Watched | None:
     """``batches`` as a set that is watched; ``None`` where they are too few, or biases are rounded."""
     record = prepared_state(prepared)
     if not _is_watchable(batches):

@@ -33,7 +33,7 @@ from backquant.lower.kernels.integer.elementwise import (
     JoinConfig,
     headroom_of,
 )
-from backquant.lower.kernels.integer.values import IntegerTable, TableConfig, every_integer
+from backquant.lower.kernels.integer.lookup_tables import IntegerTable, TableConfig, every_integer
 from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason

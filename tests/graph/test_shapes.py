@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from backquant.graph.values import GraphValues, TensorFacts, values_of
+from backquant.graph.shapes import GraphValues, TensorFacts, values_of
 
 
 def test_values_of_tuples_are_those_of_their_items() -> None:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import save_file
 
 import backquant
-from backquant.cli.files import check_plain
+from backquant.cli.mapped_weights import check_plain
 from backquant.errors import UsageError
 
 Run = Callable[..., Any]

@@ -7,8 +7,7 @@ from typing import Any
 
 from backquant.backend_config import BackendPatternConfig, GraphPattern
 from backquant.backend_config.naming import short_name
-from backquant.backend_config.pattern import NormalPattern
-from backquant.backend_config.pattern_text import calls_text
+from backquant.backend_config.pattern import NormalPattern, calls_text
 
 
 def op_name(op: Any) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, GraphPattern
-from backquant.backend_config.conditions.names import parameters_of, part_names
+from backquant.backend_config.conditions.vocabulary import parameters_of, part_names
 from backquant.errors import SpecError
 
 SCALED = GraphPattern(["x", "by"], {"product": (torch.mul, "x", "by"), "out": (F.gelu, "product")})

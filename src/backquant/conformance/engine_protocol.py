@@ -1,4 +1,4 @@
-"""The seam to what is judged: an engine takes a calibrated model, and runs it on inputs.
+"""What is judged: an engine takes a calibrated model, and runs it on inputs.
 
 An engine of another kind (a runtime that reads exported files, a vendor's simulator) is a class with these
 members; ``conform(backend, engine=...)`` takes an instance of it, ``--engine mypkg:ENGINE`` its import path.

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from backquant.artifact.json_values import Decoder, Encoder
 from backquant.artifact.tensors import TensorReader, TensorWriter
-from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 
 CONSTANTS = [

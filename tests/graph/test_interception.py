@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backquant.graph import watched
+from backquant.graph import interception
 
 
 def test_this_torch_has_all_that_is_asked() -> None:
     """Where it lacks one, nothing is recorded, and models are slower without an error."""
-    assert watched.missing == ""
+    assert interception.missing == ""
 
 
 def test_a_symbolic_trace_follows_calls() -> None:
@@ -18,7 +18,7 @@ def test_a_symbolic_trace_follows_calls() -> None:
 
     class Asks(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(watched.is_watched())
+            seen.append(interception.is_watched())
             return x + 1
 
     model = Asks()
