@@ -1,6 +1,6 @@
 # The commands of the README:
 #   make demo   train a small CNN on real scans, quantize it, run it on int8 kernels, show the report
-#   make test   lint, types, import contracts, size check, docs check, and the tests; under 15 minutes on two cores
+#   make test   lint, types, import contracts, docs check, and the tests; under 15 minutes on two cores
 #   make long   the tests of tests/long_tests.txt, which take seconds each: stock models, compilers, whole exports
 #   make bench  speed, quality, calibration, scaling, memory, start, beside the peers; about 20 minutes.
 #               One section: make bench-models (-calibration, -scaling, -memory, -startup, -profiles,
@@ -36,7 +36,7 @@ demo: $(VENV)/.demo
 
 test: check unit
 
-check: lint types contracts sizes docs-check
+check: lint types contracts docs-check
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

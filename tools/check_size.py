@@ -1,10 +1,8 @@
-"""List files, functions, parameter lists and nesting that are over the limits, with their reasons.
+"""List what is over the sizes that a reader takes in at once, for review: this is advice, and never fails.
 
-Limits: 400 lines a file, 50 lines a function, 6 parameters, nesting 4. Something over a limit needs
-a reason: a comment ``# size: <why>`` on the line of the ``def`` (or directly above it), or among the
-first 30 lines of the file. What is over without a reason makes the check fail.
+Functions over 50 lines, 6 parameters or 4 levels of nesting; files over 600 lines.
 
-Usage: python tools/check_size.py src/backquant
+    python tools/check_size.py src/backquant
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_NESTING = 400, 50, 6, 4
-MARK = "# size:"
+MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_NESTING = 600, 50, 6, 4
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.AsyncFor, ast.AsyncWith, ast.Match)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -47,21 +44,11 @@ def parameters(node: Function) -> int:
     return len([name for name in names if name not in ("self", "cls")])
 
 
-def reason_at(lines: list[str], number: int) -> str | None:
-    """The reason on line ``number`` (1-based), the line above, or the signature's next lines."""
-    for index in (number - 1, number - 2):
-        if 0 <= index < len(lines) and MARK in lines[index]:
-            return lines[index].split(MARK, 1)[1].strip()
-    return None
-
-
-def findings(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Each thing over a limit, with its reason or None."""
+def findings(path: Path) -> Iterator[str]:
+    """What is over a size in one file."""
     text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    if len(lines) > MAX_FILE:
-        head = next((line for line in lines[:30] if MARK in line), None)
-        yield f"{path}: {len(lines)} lines", head.split(MARK, 1)[1].strip() if head else None
+    if (length := text.count("\n")) > MAX_FILE:
+        yield f"{path}: {length} lines"
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, Function):
             continue
@@ -73,22 +60,15 @@ def findings(path: Path) -> Iterator[tuple[str, str | None]]:
         if (depth := nesting(node)) > MAX_NESTING:
             over.append(f"nesting {depth}")
         if over:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            reason = reason_at(lines, node.lineno) or reason_at(lines, first)
-            yield f"{path}:{node.lineno} {node.name}: {', '.join(over)}", reason
+            yield f"{path}:{node.lineno} {node.name}: {', '.join(over)}"
 
 
-def main(roots: list[str]) -> int:
-    missing = 0
+def main(roots: list[str]) -> None:
     for root in roots:
         for path in sorted(Path(root).rglob("*.py")):
-            for what, reason in findings(path):
-                print(f"{what}  –  {reason or 'NO REASON'}")
-                missing += reason is None
-    if missing:
-        print(f"{missing} without a reason: shorten, or say why with `{MARK} <why>`")
-    return 1 if missing else 0
+            for what in findings(path):
+                print(what)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

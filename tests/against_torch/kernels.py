@@ -253,7 +253,6 @@ def _step(x: torch.Tensor, parts: dict[str, torch.Tensor], name: str) -> float:
     return max(span / 127, _LEAST_SCALE) * float(weight.abs().sum(1).max())
 
 
-# size: the arguments of the kernel.
 def _requantized(
     x: torch.Tensor, scale: float, zero: int, out_scale: float, out_zero: int, *out: Any
 ) -> torch.Tensor:

@@ -82,9 +82,7 @@ class Program(nn.Module):
             return values[0] + values[1] * values[2]
         return torch.cat(values, 1)
 
-    def _run(
-        self, values: list[Any], what: str, i: int, j: int, how: Any
-    ) -> None:  # size: one line
+    def _run(self, values: list[Any], what: str, i: int, j: int, how: Any) -> None:
         if what == "module":
             values[i] = self.parts[how](values[i])
         elif what == "module for its effect":

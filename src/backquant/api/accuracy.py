@@ -87,7 +87,7 @@ def compare(
     )
 
 
-def sensitivity(  # size: as quantize
+def sensitivity(
     model: Model,
     example_inputs: Any = None,
     backend: Backend | None = None,

@@ -82,7 +82,7 @@ class CalibrationCall:
         """Whether somebody said what is asked for."""
         return self.mapping is not None
 
-    def calibrated(  # size: the model, its inputs, and who measures how
+    def calibrated(
         self,
         model: Model,
         example_inputs: Any,

@@ -77,7 +77,6 @@ class CheckpointReport:
         }
 
 
-# size: the two folders, and one keyword per independent choice of the user
 def quantize_checkpoint(
     folder: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -275,7 +274,6 @@ def export_checkpoint(
     )
 
 
-# size: what is written where
 def _write(
     source: Source,
     contents: Contents,

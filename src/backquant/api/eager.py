@@ -18,7 +18,7 @@ from backquant.qconfig import QConfig
 from backquant.report.skipped import warn_of_skipped
 
 
-def fuse_modules(  # size: PyTorch's signature, and the backend
+def fuse_modules(
     model: nn.Module,
     modules_to_fuse: Names,
     inplace: bool = False,
@@ -56,7 +56,7 @@ def fuse_modules(  # size: PyTorch's signature, and the backend
     return fused_by_name(given_model(model), modules_to_fuse, inplace, fuse)
 
 
-def fuse_modules_qat(  # size: PyTorch's signature, and the backend
+def fuse_modules_qat(
     model: nn.Module,
     modules_to_fuse: Names,
     inplace: bool = False,
@@ -79,7 +79,7 @@ def fuse_modules_qat(  # size: PyTorch's signature, and the backend
     return fused_by_name(given_model(model), modules_to_fuse, inplace, fuse)
 
 
-def quantize_dynamic(  # size: PyTorch's signature, and the backend
+def quantize_dynamic(
     model: nn.Module,
     qconfig_spec: Iterable[type | str] | Mapping[type | str, QConfig | None] | None = None,
     dtype: torch.dtype = torch.qint8,

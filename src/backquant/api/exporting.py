@@ -43,7 +43,6 @@ from backquant.qconfig import get_default_qconfig_mapping
 from backquant.report.requirements import given_requirement
 
 
-# size: the model, the file, and one keyword per independent choice of the user
 def export(
     quantized: nn.Module | QuantizedCheckpoint,
     path: str | os.PathLike[str],

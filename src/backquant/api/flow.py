@@ -1,7 +1,5 @@
 """The steps one by one: names and signatures are those of ``torch.ao.quantization`` where it has them."""
 
-# size: PyTorch's calls, and what each of their arguments means
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -89,7 +87,7 @@ def fuse_fx(
 
 
 @makes_graphs
-def prepare_fx(  # size: PyTorch's signature
+def prepare_fx(
     model: nn.Module,
     qconfig_mapping: QConfigMapping | dict[str, Any],
     example_inputs: Any,
@@ -220,7 +218,7 @@ def prepare_qat_fx(
 
 
 @makes_graphs
-def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
+def prepare_export(
     model: Model,
     qconfig_mapping: QConfigMapping | dict[str, Any],
     example_inputs: Any,
@@ -281,7 +279,7 @@ def _counted(step: Planned, called: ExampleCall) -> Planned:
 
 
 @makes_graphs
-def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
+def convert_to_reference_fx(
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
     _remove_qconfig: bool = True,
@@ -317,7 +315,7 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
 
 
 @makes_graphs
-def convert_fx(  # size: PyTorch's signature
+def convert_fx(
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
     _remove_qconfig: bool = True,

@@ -22,7 +22,6 @@ from backquant.report.recorded import check_coverage
 from backquant.report.requirements import given_requirement
 
 
-# size: the model, its files, and one keyword per independent choice of the user
 def quantize_files(
     model: nn.Module | Callable[[], nn.Module],
     files: str | os.PathLike[str],

@@ -48,7 +48,6 @@ from backquant.speed.known import without_known_slower
 from backquant.speed.slower import TIMING, slower_choice, the_faster
 
 
-# size: the model, its inputs, and one keyword per independent choice of the user
 @makes_graphs
 def quantize(
     model: Model,
@@ -220,7 +219,7 @@ def quantize(
 
 
 @makes_graphs
-def explain(  # size: as quantize
+def explain(
     model: Model,
     example_inputs: Any,
     *,

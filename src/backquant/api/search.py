@@ -43,7 +43,7 @@ _HELD = 64  # batches
 
 
 @makes_graphs
-def search(  # size: as quantize
+def search(
     model: Model,
     data: Iterable[Any],
     backend: Backend | None = None,

@@ -146,7 +146,6 @@ def _check_default(op: str, args: tuple[Any, ...], where: str) -> None:
         raise ArtifactError("the default of an argument is no literal", where=where)
 
 
-# size: what a node consists of
 def _check_arguments(
     op: str, path: str, target: Any, args: Any, kwargs: Any, allow: tuple[str, ...], where: str
 ) -> None:

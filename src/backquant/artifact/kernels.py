@@ -140,7 +140,6 @@ def _bad(what: str, name: str, where: str) -> ArtifactError:
     return ArtifactError(f"{name} cannot be built with {what[:120]}", where=where)
 
 
-# size: one rule a line
 def _is_good(name: str, value: Any) -> bool:
     """Whether ``value`` can be the number or word called ``name``."""
     if isinstance(value, (list, tuple)) and name in ("scales", "zero_points", "fits"):

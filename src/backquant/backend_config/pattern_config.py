@@ -1,6 +1,5 @@
 """What one pattern may become on a backend."""
 
-# size: an entry's setters, each with its example
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -74,7 +74,7 @@ def calibrate_by_layer(
     return CalibrationReport(done, unseen_observers(prepared, observers))
 
 
-def _measured(  # size: the model, the batches, and how
+def _measured(
     prepared: fx.GraphModule,
     some: list[Any],
     first: int,

@@ -32,7 +32,7 @@ class Feed(Protocol):
     ) -> CalibrationReport: ...
 
 
-def measure(  # size: a model, data, and one keyword per independent choice
+def measure(
     prepared: fx.GraphModule,
     batches: Iterable[Any] | None,
     *,

@@ -43,7 +43,7 @@ Resume = Annotated[
 ]
 
 
-def compare(  # size: one parameter per option of the command
+def compare(
     model: Model,
     artifact: Annotated[Path, typer.Argument(help="The file that quantize wrote for MODEL.")],
     data: Data,
@@ -72,7 +72,7 @@ def compare(  # size: one parameter per option of the command
     _emit(found, as_json)
 
 
-def sensitivity(  # size: one parameter per option of the command
+def sensitivity(
     model: Model,
     data: Data,
     backend: Backend = "x86",
@@ -115,7 +115,7 @@ def sensitivity(  # size: one parameter per option of the command
     _emit(found, as_json)
 
 
-def search(  # size: one parameter per option of the command
+def search(
     model: Model,
     data: Data,
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],

@@ -35,7 +35,6 @@ def check_for_folder(*unused: Any) -> None:
         )
 
 
-# size: one parameter per option of the command
 def quantize_folder(
     folder: Path,
     output: Path,

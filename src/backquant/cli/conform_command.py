@@ -11,7 +11,7 @@ from rich.text import Text
 from backquant.cli.console import DONE, NO, emit, guarded, stop
 
 
-def conform(  # size: one parameter per option of the command
+def conform(
     backend: Annotated[str, typer.Argument(help="A backend's name, or a YAML or JSON file.")],
     entries: Annotated[
         list[str] | None,

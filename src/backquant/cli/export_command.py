@@ -14,7 +14,7 @@ from backquant.errors import UsageError
 __all__ = ["beside", "checked_target", "export", "parse_dynamic", "parse_options"]
 
 
-def export(  # size: one parameter per option of the command
+def export(
     artifact: Annotated[Path, typer.Argument(help="A file that quantize wrote.")],
     to: Annotated[
         str | None,

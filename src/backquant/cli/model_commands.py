@@ -107,7 +107,7 @@ def explain(
     emit(as_json=as_json, data=report.to_dict(), shown=_renderable(report))
 
 
-def quantize(  # size: one parameter per option of the command
+def quantize(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the artifact.")],
     data: Annotated[

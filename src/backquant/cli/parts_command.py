@@ -15,7 +15,7 @@ from backquant.errors import UsageError
 from backquant.files import is_folder
 
 
-def quantize_parts(  # size: one parameter per option of the command
+def quantize_parts(
     model: Model,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to write; it must not be there yet.")

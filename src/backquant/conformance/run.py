@@ -40,7 +40,7 @@ _UNUSUAL = r"[^\w.-]+"
 Progress = Callable[[int, int | None], None]
 
 
-def conform(  # size: how the run is done, by keyword
+def conform(
     backend: BackendConfig | str,
     *,
     engine: ConformanceEngine | str | None = None,

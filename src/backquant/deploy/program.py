@@ -100,7 +100,7 @@ def _refuse_state(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         )
 
 
-def _exported(  # size: what torch.export takes
+def _exported(
     module: fx.GraphModule,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -309,7 +309,7 @@ class _Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Valued(node, self)
 
-    def create_proxy(  # size: the signature of torch.fx
+    def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any
     ) -> Any:
         if kind == "placeholder":

@@ -25,7 +25,7 @@ from backquant.errors import InputError
 _LIBRARY: list[torch.library.Library] = []
 
 
-def quantize_blocks(  # size: one schema argument for each part of a dynamic dtype
+def quantize_blocks(
     input: Tensor,
     granularity: str,
     quant_min: int,

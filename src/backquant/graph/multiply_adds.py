@@ -53,7 +53,7 @@ def _convolution(x: Any, weight: Any, *_: Any, out: Any, **__: Any) -> int:
     return int(out.numel()) * int(math.prod(weight.shape[1:]))
 
 
-def _any_convolution(  # size: the arguments of aten.convolution
+def _any_convolution(
     x: Any,
     weight: Any,
     bias: Any,

@@ -17,7 +17,7 @@ from backquant.dtypes import Requantization, Rounding, requantize_sums, round_to
 _LIBRARY: list[torch.library.Library] = []
 
 
-def quantize_rounded(  # size: the signature of quantize_per_tensor, and the rounding
+def quantize_rounded(
     input: Tensor,
     scale: float,
     zero_point: int,
@@ -35,7 +35,7 @@ def quantize_rounded(  # size: the signature of quantize_per_tensor, and the rou
     return steps.clamp(quant_min, quant_max).to(dtype)
 
 
-def requantize(  # size: the signature of quantize_per_tensor, and the scale of the accumulator
+def requantize(
     input: Tensor,
     unit: Tensor,
     axis: int,

@@ -49,7 +49,7 @@ from backquant.qconfig import QConfigMapping
 from backquant.reason_codes import ReasonCode
 
 
-def make_plan(  # size: the graph, the two inputs that meet, and what is known beside them
+def make_plan(
     module: fx.GraphModule,
     scopes: Mapping[str, Scope],
     backend_config: BackendConfig,

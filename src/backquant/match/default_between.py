@@ -22,7 +22,7 @@ from backquant.qconfig import QConfigMapping
 from backquant.qconfig.build import ptq_qconfig
 
 
-def rules_between_floats(  # size: the graph, the plan for it, and what is asked of which backend
+def rules_between_floats(
     by_default: DefaultRules,
     module: fx.GraphModule,
     scopes: Mapping[str, Scope],

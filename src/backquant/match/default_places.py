@@ -40,7 +40,7 @@ class ChosenRules(NamedTuple):
     separate_layers: tuple[str, ...] = ()
 
 
-def rules_for_places(  # size: the graph, the plan for it, and what is asked of which backend
+def rules_for_places(
     by_default: DefaultRules,
     module: fx.GraphModule,
     scopes: Mapping[str, Scope],

@@ -55,7 +55,7 @@ class Occurrence:
         return self.members[-1]
 
 
-def find_occurrences(  # size: what is searched, for what, and what is known beside it
+def find_occurrences(
     graph: GraphIndex,
     patterns: PatternIndex,
     backend: BackendConfig,

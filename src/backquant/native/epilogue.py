@@ -151,7 +151,6 @@ class Epilogue:
         return f"const backquant::Epilogue e{{scale, shift, {other}, {literals}}};"
 
 
-# size: what there is to know of the operator, and the kernel's order
 def epilogue(
     result: Result,
     weights: Weights,

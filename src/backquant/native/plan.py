@@ -97,7 +97,6 @@ def magic(layout: Layout) -> int:
     return _MAGIC + layout.lanes * 10 + layout.order.value + 1000 * layout.tiles
 
 
-# size: what a plan is made of
 def plan(
     shape: Shape,
     weights: Weights,

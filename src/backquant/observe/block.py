@@ -43,7 +43,7 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
     min_val: Tensor
     max_val: Tensor
 
-    def __init__(  # size: PyTorch's arguments of an observer, and which blocks
+    def __init__(
         self,
         granularity: Granularity | str = "per_group(size=128)",
         dtype: torch.dtype = INT4,

@@ -108,7 +108,6 @@ def _as_line(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-# size: three tensors as one, the qparams, and what they apply to
 def _round_channels(
     tensors: tuple[Tensor, Tensor, Tensor],
     scale: Tensor,

@@ -218,7 +218,6 @@ _ATEN_PADDING = {
 }
 
 
-# size: the overload's arguments
 def _module(
     kind: type[nn.Module], _: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
@@ -239,7 +238,6 @@ def _module(
     return filled(made, weight=weight, bias=bias)
 
 
-# size: the overload's arguments
 def _transposed_module(
     kind: type[nn.Module], _: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
     output_padding: Any = 0, groups: int = 1, dilation: Any = 1,

@@ -78,7 +78,7 @@ _TABLE = Weight((10, 6))
 _SUM, _MEAN = 0, 1
 
 
-def _sums_of_bags(  # size: the arguments of the operator
+def _sums_of_bags(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,

@@ -139,7 +139,6 @@ def _read_rms_norm(node: fx.Node) -> AtenCall | None:
 # -- how exported graphs read --------------------------------------------------------------------------
 
 
-# size: the overload's arguments
 def _batch_norm_call(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
     _: bool = False,
@@ -147,7 +146,6 @@ def _batch_norm_call(
     return function_call(F.batch_norm, x, mean, var, weight, bias, training, momentum, eps)
 
 
-# size: the overload's arguments
 def _instance_norm_call(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, use_input: bool, momentum: float, eps: float,
     _: bool = False,
@@ -174,7 +172,6 @@ def _group_norm_call(x: Any, groups: int, *rest: Any, **_: Any) -> Call:
 _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 
-# size: the overload's arguments
 def _batch_norm_module(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
     _: bool = False,

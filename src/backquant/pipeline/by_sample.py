@@ -99,7 +99,7 @@ def _of_qdq(backend: BackendConfig) -> tuple[LeaveFloat, ...]:
     return () if backend.qdq is None else backend.qdq.leave_float
 
 
-def rules_before_scaling(  # size: the graph, the plan for it, and what is asked of which backend
+def rules_before_scaling(
     layers: Mapping[str, BySample],
     _by_default: DefaultRules,
     module: fx.GraphModule,

@@ -41,7 +41,7 @@ class _Loss(NamedTuple):
     steps: float
 
 
-def rules_for_joins(  # size: the graph, the plan for it, and what is asked of which backend
+def rules_for_joins(
     by_default: DefaultRules,
     module: fx.GraphModule,
     scopes: Mapping[str, Scope],

@@ -236,7 +236,7 @@ class _Planning:
         )
         return Planned(fused.module, replace(record, shapes=values.seen()))
 
-    def _drawn(  # size: the graph, what is asked of which backend, and how the graph was changed
+    def _drawn(
         self,
         captured: Captured,
         backend: BackendConfig,

@@ -75,7 +75,7 @@ def quantizes_recurrent(plan: Plan) -> bool:
     return any(d.quantized and d.operator in names for d in plan.decisions.values())
 
 
-def rules_for_recurrent(  # size: the graph, the plan for it, what is asked of which backend, and data
+def rules_for_recurrent(
     by_default: DefaultRules,
     module: fx.GraphModule,
     _: Mapping[str, Scope],

@@ -12,7 +12,6 @@ Invariants
 4. The reference model is not changed; integers and parameters are shared with it.
 """
 
-# size: one rewrite of one graph: what it knows, and a method for each form
 from __future__ import annotations
 
 import operator

@@ -1,6 +1,5 @@
 """The lowered model as its user holds it: called like the original, with a record of what it is."""
 
-# size: the model and the compiled one, as their user holds them
 from __future__ import annotations
 
 import copy

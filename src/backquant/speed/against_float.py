@@ -91,7 +91,7 @@ class Chosen(NamedTuple):
     is_faster: bool = False
 
 
-def not_slower(  # size: the models that are there, what makes others of them, and what they run beside
+def not_slower(
     made: QuantizedModel,
     chosen: Chosen | None,
     ways: ModelFactories,
@@ -149,7 +149,7 @@ def _little(
     return parts[0] / wholes[0]
 
 
-def _in_float(  # size: the fastest on integers, what makes one without, and what both run beside
+def _in_float(
     best: _Tried,
     ways: ModelFactories,
     floating: nn.Module,

@@ -37,7 +37,7 @@ _NOTHING_ELSE = (
 )
 
 
-def without_known_slower(  # size: the model, what makes others of it, its float graph, and what stays
+def without_known_slower(
     made: QuantizedModel, ways: ModelFactories, floats: fx.GraphModule, kept: Kept
 ) -> QuantizedModel:
     """``made``, or what ``ways`` make without what is known to be slower on its runtime.

@@ -60,7 +60,7 @@ def slower_choice(slower: Any, has_mapping: bool) -> bool:
 TIMING = Timing()
 
 
-def the_faster(  # size: the model as it is, what makes others of it, and what it is measured beside
+def the_faster(
     made: QuantizedModel,
     ways: ModelFactories,
     prepared: PreparedModule,

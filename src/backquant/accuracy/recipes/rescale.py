@@ -267,7 +267,7 @@ def _scaled(seen: _Seen, factor: Tensor, layer: Layer) -> Tensor:
     return torch.cat(seen.rows[layer.path], 1) / _spread(factor, layer)
 
 
-def _error_of(  # size: where it is looked at, what scales it, what reads it, and how that is rounded
+def _error_of(
     seen: _Seen, factor: Tensor, layer: Layer, scaled: Tensor, activation: ObservedQParams | None
 ) -> float:
     weight, spread = columns(layer.weight, layer.groups), _spread(factor, layer)

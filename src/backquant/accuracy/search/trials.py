@@ -87,7 +87,7 @@ class Bench:
     ``ranks`` share the batches; rank 0 calls the metric, and measures times.
     """
 
-    def __init__(  # size: the model, what it is called with, and what judges it
+    def __init__(
         self,
         floating: nn.Module,
         runner: Runner,

@@ -38,7 +38,6 @@ _PLAIN = (bool, int, float, str, type(None))
 _BY_PARTS = (CaptureError, InputError, UsageError)  # of a part: what is in it may be captured
 
 
-# size: as quantize
 def quantize_parts(
     model: nn.Module,
     example_inputs: Any = None,

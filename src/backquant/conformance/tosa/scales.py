@@ -34,7 +34,7 @@ def multiplier_and_shift(real: float, bits: int = 31) -> tuple[int, int]:
     return multiplier, bits - exponent
 
 
-def rescaled(  # size: the numbers of the operator
+def rescaled(
     graph: Graph,
     x: str,
     shape: Sequence[int],

@@ -231,7 +231,7 @@ def _admitted(
     return numerator, denominator, offset, border
 
 
-def _resize(  # size: the numbers of the operator
+def _resize(
     graph: Graph,
     x: Array,
     out: Array,

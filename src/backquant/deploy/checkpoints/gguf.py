@@ -95,7 +95,6 @@ def _entries(source: Source, contents: Contents, known: Architecture) -> Iterato
         yield _Entry(found, name, shape, _PLAIN[dtype], size.numel() * dtype.itemsize)
 
 
-# size: what is written where, of what, and who is told
 def _write(
     path: Path,
     source: Source,

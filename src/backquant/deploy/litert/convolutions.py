@@ -132,7 +132,7 @@ def _transposed(call: Call) -> Value:
     return from_image(call, out, window.rank)
 
 
-def _whole(  # size: sizes of input, kernel and result, and how they are cut
+def _whole(
     call: Call, source: Tensor, weight: Tensor, out: Tensor, window: _Window, padding: Pair
 ) -> tuple[Tensor, int]:
     """Rule 3: the tensor that the kernel writes, and the padding that it has."""

@@ -6,7 +6,6 @@
 3. Items of a split are slices.
 """
 
-# size: a lowering for each operator that moves values
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

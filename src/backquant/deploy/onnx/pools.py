@@ -83,7 +83,7 @@ def average_pool(dims: int) -> Callable[..., Any]:
     It raises ``ExportError`` for ceil mode on free sizes.
     """
 
-    def translated(  # size: the schema of the torch operator
+    def translated(
         self: Any,
         kernel_size: Any,
         stride: Any = (),
@@ -109,7 +109,7 @@ def max_pool(dims: int) -> Callable[..., Any]:
     It raises ``ExportError`` for ceil mode on free sizes, but for windows that all start in the input.
     """
 
-    def translated(  # size: the schema of the torch operator
+    def translated(
         self: Any,
         kernel_size: Any,
         stride: Any = (),

@@ -118,7 +118,7 @@ def _clipped(x: Any, scale: float, zero_point: int, bounds: tuple[int, int, int]
     return _op().Clip(x, *map(_float, edges))
 
 
-def quantize_linear(  # size: the signature of the torch operator
+def quantize_linear(
     input: Any,
     scale: float,
     zero_point: int,
@@ -134,7 +134,7 @@ def quantize_linear(  # size: the signature of the torch operator
     return _op().QuantizeLinear(x, _float(scale), _constant(zero_point, dtype))
 
 
-def _dequantize_per_tensor(  # size: the signature of the torch operator
+def _dequantize_per_tensor(
     input: Any,
     scale: float,
     zero_point: int,
@@ -176,7 +176,7 @@ def _dequantize_blocks(input: Any, scale: Any, zero_point: Any) -> Any:
     return _op(21).DequantizeLinear(input, scale, zero_point, axis=axes[0], block_size=size)
 
 
-def _quantize_per_channel(  # size: the signature of the torch operator
+def _quantize_per_channel(
     input: Any,
     scales: Any,
     zero_points: Any,
@@ -188,7 +188,7 @@ def _quantize_per_channel(  # size: the signature of the torch operator
     return _op().QuantizeLinear(input, scales, _op().Cast(zero_points, to=dtype), axis=axis)
 
 
-def _dequantize_per_channel(  # size: the signature of the torch operator
+def _dequantize_per_channel(
     input: Any,
     scales: Any,
     zero_points: Any,
@@ -202,7 +202,7 @@ def _dequantize_per_channel(  # size: the signature of the torch operator
     return made if out_dtype in (-1, None, 1) else _op().Cast(made, to=out_dtype)
 
 
-def _choose_qparams(  # size: the signature of the torch operator
+def _choose_qparams(
     input: Any,
     quant_min: int,
     quant_max: int,
@@ -219,7 +219,7 @@ def _choose_qparams(  # size: the signature of the torch operator
     return scale, zero_point
 
 
-def _quantize_dynamic(  # size: the signature of the torch operator
+def _quantize_dynamic(
     input: Any,
     scale: Any,
     zero_point: Any,
@@ -230,7 +230,7 @@ def _quantize_dynamic(  # size: the signature of the torch operator
     return _op().QuantizeLinear(input, scale, zero_point)
 
 
-def _dequantize_dynamic(  # size: the signature of the torch operator
+def _dequantize_dynamic(
     input: Any,
     scale: Any,
     zero_point: Any,

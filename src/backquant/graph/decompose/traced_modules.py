@@ -55,7 +55,6 @@ class TensorFacts:
 Facts = Mapping[str, TensorFacts]
 
 
-# size: the arguments of nn.MultiheadAttention
 def multihead_attention(
     module: nn.MultiheadAttention,
     facts: Facts,

@@ -57,7 +57,6 @@ def encoder(
     )
 
 
-# size: the arguments of nn.TransformerDecoder
 def decoder(
     module: Any,
     tgt: Any,
@@ -90,7 +89,6 @@ def _stack(module: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     return value if module.norm is None else module.norm(value)
 
 
-# size: the arguments of nn.Transformer
 def transformer(
     module: Any,
     src: Any,

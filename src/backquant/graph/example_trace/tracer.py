@@ -48,7 +48,7 @@ class ExampleTracer(ModuleTracer):
     trace.
     """
 
-    def __init__(  # size: those of ModuleTracer, the example, and what a trace before has shown
+    def __init__(
         self,
         example_inputs: Any,
         non_traceable_names: Collection[str] = (),

@@ -73,7 +73,7 @@ class _Attempt:
     is_doubled: bool = False
 
 
-def export_model(  # size: the model, its call, and what is known of both
+def export_model(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -109,7 +109,7 @@ def export_model(  # size: the model, its call, and what is known of both
         return _with_parts(model, args, kwargs, sizes, dict(whole or {}), known)
 
 
-def _with_parts(  # size: as ``export_model``
+def _with_parts(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

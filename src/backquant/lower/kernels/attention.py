@@ -44,7 +44,6 @@ QUERIES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-# size: the parts of attention
 def attended(
     x: torch.Tensor,
     keys: torch.Tensor,
@@ -69,7 +68,6 @@ def attended(
     return products(x, keys, values, between, out_scale, out_zero_point)
 
 
-# size: the parts of attention
 def products(
     x: torch.Tensor,
     keys: torch.Tensor,
@@ -96,7 +94,6 @@ def products(
     return rounded(found, out_scale, out_zero_point, 0, 255, torch.uint8)
 
 
-# size: the arguments of ``F.scaled_dot_product_attention``
 def attended_whole(
     x: torch.Tensor,
     keys: torch.Tensor,
@@ -124,7 +121,6 @@ def attended_whole(
     return whole(x, keys, values, *given, out_scale, out_zero_point)
 
 
-# size: the arguments of ``F.scaled_dot_product_attention``
 def whole(
     x: torch.Tensor,
     keys: torch.Tensor,

@@ -15,7 +15,6 @@ from backquant.lower.kernels.views import as_quantized, integer_view
 _FAR = 2.0**30  # in steps: outside any range, and plus any zero point still within 32 bits
 
 
-# size: the arguments are those of quantized_decomposed::quantize_per_tensor, whose nodes it replaces.
 def quantize(
     x: torch.Tensor,
     scale: float,
@@ -69,7 +68,6 @@ def _as_float32(x: torch.Tensor) -> torch.Tensor:
     return x.float()
 
 
-# size: the arguments of quantized_decomposed::dequantize_per_tensor, whose nodes it replaces.
 def dequantize(
     x: torch.Tensor,
     scale: float,
@@ -86,7 +84,6 @@ def dequantize(
     return as_quantized(x, scale, zero_point).dequantize()
 
 
-# size: two sets of qparams, in the order of the two nodes that it replaces.
 def requantize(
     x: torch.Tensor,
     scale: float,
@@ -133,7 +130,6 @@ def quantized_tensor(x: torch.Tensor, scale: float, zero_point: int) -> torch.Te
     return torch._make_per_tensor_quantized_tensor(x, scale, zero_point)
 
 
-# size: the arguments are those of quantize, whose nodes it replaces.
 def integers_of(
     q: torch.Tensor,
     scale: float,

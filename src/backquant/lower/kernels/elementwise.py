@@ -21,7 +21,6 @@ _mul = torch.ops.quantized.mul.default
 _mul_relu = torch.ops.quantized.mul_relu.default
 
 
-# size: three tensors and their qparams, literals of the graph
 def add(
     x: torch.Tensor,
     x_scale: float,
@@ -44,7 +43,6 @@ def add(
     return integer_view(_add(qx, qy, out_scale, out_zero_point))
 
 
-# size: three tensors and their qparams, literals of the graph
 def add_relu(
     x: torch.Tensor,
     x_scale: float,
@@ -67,7 +65,6 @@ def add_relu(
     return integer_view(_add_relu(qx, qy, out_scale, out_zero_point))
 
 
-# size: three tensors and their qparams, literals of the graph
 def mul(
     x: torch.Tensor,
     x_scale: float,
@@ -93,7 +90,6 @@ def mul(
     return integer_view(_mul(qx, qy, out_scale, out_zero_point))
 
 
-# size: three tensors and their qparams, literals of the graph
 def mul_relu(
     x: torch.Tensor,
     x_scale: float,

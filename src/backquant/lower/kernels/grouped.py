@@ -53,7 +53,7 @@ def _made(
         yield OnednnLinear(config, WeightTensors(weight[rows], scales[rows].clone(), zeros, None))
 
 
-def _multiplied(  # size: the arguments of the operator
+def _multiplied(
     x: Tensor,
     x_scale: float,
     x_zero_point: int,

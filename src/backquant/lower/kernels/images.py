@@ -45,7 +45,6 @@ def maxima(
     return torch.ops.backquant_kernels.maxima.default(_last(x), *numbers, ceil_mode)  # type: ignore[no-any-return]
 
 
-# size: three tensors and their qparams
 def gated(
     x: torch.Tensor, x_of: _Numbers, y: torch.Tensor, y_of: _Numbers, out: _Numbers, low: int
 ) -> torch.Tensor | None:

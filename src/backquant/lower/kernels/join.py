@@ -9,7 +9,6 @@ import torch
 from backquant.lower.kernels.boundary import requantize
 
 
-# size: the qparams of each part and of the result, literals of the graph
 def cat(
     parts: Sequence[torch.Tensor],
     scales: Sequence[float],

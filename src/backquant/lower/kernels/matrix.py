@@ -21,7 +21,6 @@ def softmax(
     return integer_view(torch.ops.quantized.softmax.default(q, axis, out_scale, out_zero_point))
 
 
-# size: three tensors and their qparams, literals of the graph
 def matmul(
     x: torch.Tensor,
     x_scale: float,

@@ -38,7 +38,6 @@ class Planned:
     ``dims``: spatial dimensions; one is computed as an image of one line.
     """
 
-    # size: the facts that a plan depends on
     def __init__(
         self,
         dims: int,

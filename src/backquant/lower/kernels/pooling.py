@@ -19,7 +19,6 @@ _max_pool2d = torch.ops.quantized.max_pool2d.default
 _max_pool3d = torch.ops.aten.quantized_max_pool3d.default
 
 
-# size: the arguments of quantized::max_pool1d.
 def max_pool1d(
     x: torch.Tensor,
     kernel_size: Sequence[int],
@@ -37,7 +36,6 @@ def max_pool1d(
     return max_pool2d(x.unsqueeze(-2), *sizes, ceil_mode).squeeze(-2)
 
 
-# size: the arguments of quantized::max_pool2d.
 def max_pool2d(
     x: torch.Tensor,
     kernel_size: Sequence[int],
@@ -62,7 +60,6 @@ def max_pool2d(
     return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
-# size: the arguments of aten::quantized_max_pool3d.
 def max_pool3d(
     x: torch.Tensor,
     kernel_size: Sequence[int],
@@ -85,7 +82,6 @@ def max_pool3d(
     return integer_view(_max_pool3d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
-# size: the arguments of aten::avg_pool1d after the qparams of the input.
 def avg_pool1d(
     x: torch.Tensor,
     scale: float,
@@ -109,7 +105,6 @@ def avg_pool1d(
     )
 
 
-# size: the arguments of aten::avg_pool2d after the qparams of the input.
 def avg_pool2d(
     x: torch.Tensor,
     scale: float,
@@ -147,7 +142,6 @@ def avg_pool2d(
     return integer_view(pooled)
 
 
-# size: the arguments of aten::avg_pool3d after the qparams of the input.
 def avg_pool3d(
     x: torch.Tensor,
     scale: float,
@@ -299,7 +293,6 @@ def has_windows(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequence[i
     return all(n + 2 * p >= k for n, p, k in zip(x.shape[2:], padding, kernel_size, strict=True))
 
 
-# size: the arguments of quantized::max_pool2d without dilation.
 def separable_max_pool(
     x: torch.Tensor,
     kernel_size: Sequence[int],

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from backquant.lower.kernels.views import as_quantized_image, integer_view
 
 
-# size: the arguments of torch.nn.functional.interpolate after the qparams of the input
 def resize_bilinear(
     x: torch.Tensor,
     scale: float,
@@ -37,7 +36,6 @@ def resize_bilinear(
     return integer_view(resized)
 
 
-# size: the arguments of torch.nn.functional.interpolate
 def resize_nearest(
     x: torch.Tensor,
     size: int | Sequence[int] | None,

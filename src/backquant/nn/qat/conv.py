@@ -34,7 +34,7 @@ def geometry(conv: nn.Module) -> dict[str, Any]:
 
 
 class _QATConvNd(QATModule, _ConvNd):
-    def __init__(  # size: PyTorch's signature
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,

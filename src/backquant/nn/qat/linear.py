@@ -33,7 +33,7 @@ class Linear(QATModule, nn.Linear):
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Linear
     _ROOT = nn.Linear
 
-    def __init__(  # size: PyTorch's signature
+    def __init__(
         self,
         in_features: int,
         out_features: int,

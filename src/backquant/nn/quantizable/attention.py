@@ -32,7 +32,6 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     _FLOAT_MODULE = nn.MultiheadAttention
 
-    # size: PyTorch's signature
     def __init__(
         self,
         embed_dim: int,
@@ -74,7 +73,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.dequant_q, self.dequant_k = DeQuantStub(), DeQuantStub()
         self.dequant_v = DeQuantStub()
 
-    # size: PyTorch's signature
     def forward(
         self,
         query: torch.Tensor,

@@ -60,7 +60,6 @@ class LSTM(nn.Module):
 
     _FLOAT_MODULE = nn.LSTM
 
-    # size: PyTorch's signature
     def __init__(
         self,
         input_size: int,

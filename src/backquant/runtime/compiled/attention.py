@@ -36,7 +36,6 @@ _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 
 
-# size: the operator's arguments
 def _attention(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -48,7 +48,6 @@ def as_integer(x: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtyp
     return rounded(x, scale, zero_point, info.min, info.max, dtype)
 
 
-# size: the arguments of a quantize node
 def rounded(
     x: torch.Tensor, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -56,7 +55,6 @@ def rounded(
     return made
 
 
-# size: the arguments of a quantize node
 def _quantize_input(
     x: torch.Tensor, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -94,7 +92,6 @@ def _product(compute: Callable[..., torch.Tensor], relu: bool) -> Callable[..., 
     """``_binary``; one number for each channel of an image has a kernel."""
     plain = _binary(compute)
 
-    # size: the arguments of ``elementwise.mul``
     def spelled(
         x: torch.Tensor,
         x_scale: float,
@@ -116,7 +113,6 @@ def _product(compute: Callable[..., torch.Tensor], relu: bool) -> Callable[..., 
     return spelled
 
 
-# size: the arguments of ``matrix.softmax``
 def _softmax(
     x: torch.Tensor, scale: float, zero_point: int, dim: int, out_scale: float, out_zero_point: int
 ) -> torch.Tensor:
@@ -194,7 +190,6 @@ def _mean(
     )
 
 
-# size: the arguments of ``resize_bilinear``
 def _resize(
     x: torch.Tensor,
     scale: float,

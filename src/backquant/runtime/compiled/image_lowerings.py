@@ -34,7 +34,6 @@ def _lower_image(x: Any, scale: float, zero_point: int) -> Any:
     return _call("image", arguments, body, (n, c, h, w))
 
 
-# size: the operator's arguments
 def _join(
     parts: Sequence[Any], scale: torch.Tensor, shift: torch.Tensor, low: int, high: int
 ) -> Any:
@@ -49,12 +48,10 @@ def _join(
     return _call("join", arguments, body, (n, sum(sizes), h, w))
 
 
-# size: the operator's arguments
 def _lower_rescaled(parts: Sequence[Any], scale: Any, shift: Any, low: int, high: int) -> Any:
     return _join(parts, value_of(scale).reshape(-1), value_of(shift).reshape(-1), low, high)
 
 
-# size: the operator's arguments
 def _lower_joined(
     parts: Sequence[Any], scales: Sequence[float], shifts: Sequence[float], low: int, high: int
 ) -> Any:
@@ -63,7 +60,6 @@ def _lower_joined(
     return _join(parts, scale, shift, low, high)
 
 
-# size: the operator's arguments
 def _lower_gated(x: Any, y: Any, zeros: Sequence[float], scale: float, low: int, high: int) -> Any:
     n, c, h, w = x.get_size()
     arguments = {"x": laid_out(x, CHANNELS_LAST), "y": laid_out(y, CHANNELS_LAST)}

@@ -79,7 +79,6 @@ def _joined(
     return _last(value.round().clamp(low, high).byte())
 
 
-# size: the operator's arguments
 def _gated(
     x: torch.Tensor, y: torch.Tensor, zeros: Sequence[float], scale: float, low: int, high: int
 ) -> torch.Tensor:

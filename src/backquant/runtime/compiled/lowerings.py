@@ -86,7 +86,6 @@ class _Weights:
 class Convolution:
     """One convolution while it is lowered; ``lowered`` is what Inductor takes."""
 
-    # size: the operator's arguments
     def __init__(self, x: Any, scale: float, zero_point: int, *rest: Any) -> None:
         self.x, self.x_scale, self.zero_point = x, scale, zero_point
         self.weights = _Weights.of(*rest[:3])

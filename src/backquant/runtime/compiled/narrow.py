@@ -53,7 +53,6 @@ def _in_bfloat16(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     return spelled
 
 
-# size: the arguments of ``matrix.matmul``
 def _matmul(
     x: torch.Tensor,
     x_scale: float,

@@ -250,7 +250,6 @@ def _strides(x: Any, repeated: bool = False) -> str:
     return ", ".join("0" if repeated and size == 1 else str(stride) for size, stride in pairs)
 
 
-# size: the operator's arguments
 def _lower(
     q: Any,
     k: Any,

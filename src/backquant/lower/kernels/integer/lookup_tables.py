@@ -74,7 +74,7 @@ class IntegerTable(IntegerKernel):
         return f"integer.table({self.config.operator})"
 
 
-def rescale(  # size: two sets of qparams, in the order of the two nodes that it replaces
+def rescale(
     x: Tensor,
     scale: float,
     zero_point: int,

@@ -25,7 +25,7 @@ class _ConvBnNd(BatchNormAfter, _ConvNd):
     _version = 2  # the layout above is the second one in PyTorch's history
     _FLOAT_BN_MODULE: ClassVar[type[_NormBase]]
 
-    def __init__(  # size: PyTorch's signature
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,

@@ -44,7 +44,7 @@ class LinearBn1d(BatchNormAfter, nn.Linear):
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = fused.LinearBn1d
 
-    def __init__(  # size: PyTorch's signature
+    def __init__(
         self,
         in_features: int,
         out_features: int,

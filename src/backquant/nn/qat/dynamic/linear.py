@@ -29,7 +29,7 @@ class Linear(StaticLinear):
     torch.Size([1, 2])
     """
 
-    def __init__(  # size: PyTorch's signature
+    def __init__(
         self,
         in_features: int,
         out_features: int,

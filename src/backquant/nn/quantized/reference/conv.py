@@ -58,7 +58,7 @@ class _Convolution(ReferenceModule, _ConvNd):
 
 
 class _Conv(_Convolution):
-    def __init__(  # size: PyTorch's signature
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,
@@ -131,7 +131,7 @@ class _ConvTranspose(_Convolution, _ConvTransposeNd):
     _dimensions: int
     _operator: Callable[..., torch.Tensor]
 
-    def __init__(  # size: PyTorch's signature
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,

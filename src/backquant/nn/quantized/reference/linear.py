@@ -35,7 +35,7 @@ class Linear(ReferenceModule, nn.Linear):
     (tensor([[ 1, -2]], dtype=torch.int8), tensor([[-0.5000]]))
     """
 
-    def __init__(  # size: PyTorch's signature
+    def __init__(
         self,
         in_features: int,
         out_features: int,
