@@ -14,8 +14,8 @@ from backquant.graph.costs import GraphCosts
 from backquant.identifiers import labelled_data
 from backquant.lower import KernelUse
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason, TensorRequest
-from backquant.native.library import advice
 from backquant.match.readable_names import entry_text
+from backquant.native.library import advice
 from backquant.prepare import Record
 from backquant.reason_codes import ReasonCode
 from backquant.report.graph import ReportedGraph
