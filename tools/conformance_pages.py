@@ -4,8 +4,9 @@
     python -m tools.conformance_pages --minutes 3 x86       # goes on where the last call ended
     python -m tools.conformance_pages --minutes 0           # writes the pages of what has run
 
-Writes a page for each, ``findings.md`` with a script for each kind of failure of PyTorch's (once all of
-these have run), and the tables engine × outcome in ``README.md``. Outcomes lie in ``--work``.
+Writes a section of ``engines.md`` and a CSV of entries for each, ``findings.md`` with a script for each kind
+of failure of PyTorch's (once all of these have run), and the tables engine × outcome in ``README.md``.
+Outcomes lie in ``--work``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tools.conformance_split import entries, replaced, section
 from tools.conformance_table import Tried, compilers, outcomes, rows_before
 from tools.torch_specs import torch_spec
 
@@ -22,11 +24,13 @@ from backquant import BackendConfig
 from backquant.cli.backends import load_backend
 from backquant.conformance import Conformance
 from backquant.conformance.case import Outcome
+from backquant.conformance.page import to_markdown
 from backquant.conformance.run import script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "conformance"
-#: PyTorch's configs, which have pages of their names.
+ENGINES = PAGES / "engines.md"
+#: PyTorch's configs, which have sections of their names.
 PYTORCH = (
     "x86",
     "onednn",
@@ -151,8 +155,13 @@ def main() -> None:
         [one for one in (tried(page, options) for page in pages) if one is not None]
         for pages in (OURS, PYTORCH)
     )
+    page = ENGINES.read_text(encoding="utf-8")
     for one in (*ours, *pytorch):
-        one.run.save_markdown(PAGES / f"{one.page}.md")
+        text = to_markdown(one.run)
+        page = replaced(page, one.page, section(one.page, text))
+        table = PAGES / "entries" / f"{one.page}.csv"
+        table.write_text(entries(text), encoding="utf-8")
+    ENGINES.write_text(page, encoding="utf-8")
     made = {"README.md": list(index(ours, pytorch, options.rounds))}  # reads the rows that stay
     if len(pytorch) == len(PYTORCH):
         made["findings.md"] = list(findings([one.run for one in pytorch]))

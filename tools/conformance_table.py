@@ -50,7 +50,10 @@ def outcomes(
 ) -> Iterator[str]:
     """The table engine × outcome, a row for each of ``pages``: that of its run, else that of ``before``."""
     known = {
-        page: row for row in before for page in pages if f"]({page}.md)" in row.get(_FIRST, "")
+        page: row
+        for row in before
+        for page in pages
+        if f"](engines.md#{page})" in row.get(_FIRST, "")
     }
     known |= {row.page: _row(row, rounds) for row in rows}
     made = [known[page] for page in pages if page in known]
@@ -71,7 +74,7 @@ def _row(tried: Tried, rounds: int) -> Row:
         (f"{run.bit_equal:.3%}", f"{run.worst:g}") if run.computed else ("none computed", "–")
     )
     return {
-        _FIRST: f"[{run.backend}, {run.engine}]({tried.page}.md)",
+        _FIRST: f"[{run.backend}, {run.engine}](engines.md#{tried.page})",
         "accepted trials": accepted,
         "refused trials": refused,
         "cases": f"{run.cases:,}",

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -23,11 +25,10 @@ from backquant.backend_config import get_backend_config, list_backends  # noqa: 
 from backquant.backend_config.files import json_schema  # noqa: E402
 from backquant.backend_config.tables import (  # noqa: E402
     default_lines,
-    qdq_lines,
     slower_lines,
     support_rows,
-    to_markdown,
 )
+from backquant.markup import markdown  # noqa: E402
 from backquant.reason_codes import ReasonCode  # noqa: E402
 
 COMMAND = "python tools/generate_backend_docs.py"
@@ -36,17 +37,16 @@ INTRODUCTION = f"""\
 
 <!-- Written by `{COMMAND}`; edit the descriptions in src/backquant/backends instead. -->
 
-What each backend quantizes, made from its description. The same in a terminal:
-`backquant show BACKEND`; the differences of two: `backquant diff A B`.
+What each backend quantizes, from its description. Everything about one, with dtypes, fused modules, sequences
+and what stays float by default: `backquant show BACKEND` (or `--format html`). Two beside each other:
+`backquant diff A B`.
+"""
+MOST = 8  # dtype configs of a backend that the page lists
+MATRIX = """\
+## Which operator where
 
-- **operators**: patterns; `a → b` is a sequence, `*` stands for any argument, `.name()` for a method.
-  Longer patterns are tried first, then earlier ones.
-- **dtypes**: letters of the list above the table, `input × weight → output`; the first one that the
-  QConfig satisfies is used. Dynamic: the input is quantized at run time, the result is float.
-- **per channel**: whether the weight may have one scale per channel.
-- **fused as**, **QAT**, **reference**: the modules that the pattern becomes when it is fused, trained
-  quantization-aware, and converted to the reference model.
-- **output qparams**: the output has scale and zero point of its own, shares the input's, or none.
+**s** static, **d** dynamic (the input is quantized at run time, the result is float), **w** weights only.
+Names in one row have the same support; `.name()` is a method.
 """
 REASONS = f"""\
 # Why an operator stays float
@@ -92,41 +92,62 @@ def built_in() -> str:
 
 
 def backends_page() -> str:
-    """The page: an overview, then a section per backend of this package."""
+    """The page: an overview, operators by backend, then a section per backend of this package."""
     names = [name for name in list_backends() if _module_file(name) is not None]
-    overview = ["| backend | patterns | modes | engine |", "| --- | --- | --- | --- |"]
-    sections = []
+    overview = ["|backend|patterns|modes|runs on|", "|---|---|---|---|"]
     for name in names:
         config = get_backend_config(name)
         modes = dict.fromkeys(mode for row in support_rows(config) for mode in row.modes)
-        engine = config.engine or "none: the reference model"
-        count = len(config.configs)
-        overview.append(f"| [{name}](#{name}) | {count} | {', '.join(modes)} | {engine} |")
-        sections.append(section(name))
-    return "\n".join([INTRODUCTION, *overview, "", *sections])
+        engine = config.engine or "files"
+        overview.append(f"|[{name}](#{name})|{len(config.configs)}|{', '.join(modes)}|{engine}|")
+    return "\n".join(
+        [INTRODUCTION, *overview, "", MATRIX, *matrix(names), "", *map(section, names)]
+    )
+
+
+def matrix(names: Sequence[str]) -> list[str]:
+    """A row for each support that operators have, a column for each backend."""
+    support: dict[str, dict[str, str]] = {}
+    for name in names:
+        for row in support_rows(get_backend_config(name)):
+            letters = "".join(sorted(mode[0] for mode in row.modes if mode != "float"))
+            for operator in _single(row.operators):
+                cells = support.setdefault(operator, {})
+                cells[name] = "".join(sorted(set(cells.get(name, "") + letters)))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for operator, cells in support.items():
+        groups.setdefault(tuple(cells.get(name, "") for name in names), []).append(operator)
+    lines = [f"|operators|{'|'.join(names)}|", "|---" * (len(names) + 1) + "|"]
+    for cells, operators in groups.items():
+        lines.append(f"|{', '.join(f'`{operator}`' for operator in operators)}|{'|'.join(cells)}|")
+    return lines
+
+
+def _single(patterns: Iterable[str]) -> list[str]:
+    """The operators that are a pattern alone, without the modules that patterns become."""
+    parts = [part.strip() for pattern in patterns for part in pattern.split(",")]
+    return [
+        part for part in parts if re.fullmatch(r"(nn|F|torch|operator|aten)?\.[\w.]+(\(\))?", part)
+    ]
 
 
 def section(name: str) -> str:
-    """One backend: what its module says, its defaults, its table."""
+    """One backend: what its module says, what it observes with, its dtypes."""
     config = get_backend_config(name)
     about = inspect.cleandoc(import_module(f"backquant.backends.{name}").__doc__ or "")
+    dtypes = dict.fromkeys(text for row in support_rows(config) for text in row.dtypes)
+    plain = [
+        line
+        for line in default_lines(config)
+        if line.startswith(("activation", "weight", "training"))
+    ]
+    rules = [*plain, *slower_lines(config)]
     parts = [f"## {name}", "", about.split("\n\n")[0], ""]
-    defaults = default_lines(config)
-    if defaults:
-        parts += ["Observed by default with:", ""]
-        parts += [f"- {line.replace('_', chr(92) + '_')}" for line in defaults]
-        parts.append("")
-    rules = qdq_lines(config)
-    if rules:
-        parts += ["Quantize and dequantize nodes of exported models:", ""]
-        parts += [f"- {line.replace('_', chr(92) + '_')}" for line in rules]
-        parts.append("")
-    slower = slower_lines(config)
-    if slower:
-        parts += ["Known to be slower on integers, so in float by default:", ""]
-        parts += [f"- {line.replace('_', chr(92) + '_')}" for line in slower]
-        parts.append("")
-    return "\n".join([*parts, to_markdown(config)])
+    parts += [f"- {line.replace('_', chr(92) + '_')}" for line in rules]
+    parts += [f"- {markdown(text)}" for text in dtypes][:MOST]
+    if len(dtypes) > MOST:
+        parts.append(f"- {len(dtypes) - MOST} more: `backquant show {name}`")
+    return "\n".join([*parts, ""])
 
 
 def _module_file(name: str) -> Path | None:

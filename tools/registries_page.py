@@ -41,7 +41,7 @@ def page() -> Iterator[str]:
     yield (
         f"Written by `python -m tools.registries_page`, {day}. OpenVINO registers operators without the "
         "types that a kernel computes on integers: what it does is known once a model is compiled "
-        "([its page](openvino.md))."
+        "([its page](engines.md#openvino))."
     )
     for name, (module, package, what, why) in REGISTRIES.items():
         yield ""

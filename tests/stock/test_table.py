@@ -25,7 +25,7 @@ def test_the_page_is_read_back(monkeypatch) -> None:
     key = ("torchvision.resnet18", "kernels")
     entries = list(catalogue().values())
     changed = table(entries, rows | {key: {"outcome": "ok", "share": 0.5}}, {})
-    assert "| torchvision.resnet18 | 50% |" in changed
+    assert "|torchvision.resnet18|50%|" in changed
     failed = {"outcome": "failed", "error": "Error: raw"}
     changed = table(entries, rows | {key: failed}, {key[0]: {key[1]: "Error: why"}})
     assert "| x86 | Error: why | torchvision.resnet18 |" in changed
