@@ -11,8 +11,8 @@ import io
 import re
 from collections.abc import Iterator
 
-SHOWN = 3  # entries of a reason
-MOST = 6  # reasons below a heading
+SHOWN = 2  # entries of a reason
+MOST = 3  # reasons below a heading
 COLUMNS = ("entry", "dtypes", "result", "kernel", "reason")
 _REASON = re.compile(
     r"^- (?P<why>.*) \((?P<dtypes>[^()]*(?:\([^()]*\)[^()]*)*)\): (?P<names>`.*`)$"

@@ -5,6 +5,7 @@ python -m tools.hardware.table          # tries the rows, and writes the page
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tools.hardware.row import Row
@@ -13,16 +14,13 @@ from tools.hardware.rows import ROWS
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "hardware.md"
 CELLS = ("expressible", "enforced", "honoured", "message")
 INTRODUCTION = """\
-# What hardware asks, and how it is said
+# Constraints of hardware, and how a description states them
 
 <!-- Written by `python -m tools.hardware.table`; edit tools/hardware/rows.py instead. -->
 
-Constraints from the documents of hardware vendors. Each is tried in four ways, a test for each cell:
-
-- **expressible**: a description says it, `check` finds nothing wrong, and it comes back as it was saved;
-- **enforced**: what keeps to it is quantized, what does not stays float for this reason;
-- **honoured**: the reference model has the dtypes, scales, biases and roundings that are described;
-- **message**: what is asked, what is admitted and the fix, as below.
+Constraints from the documents of hardware vendors. For each a test shows that a description states it and is
+saved and read unchanged, that what violates it stays float for this reason, that the reference model has these
+dtypes, scales, biases and roundings, and that the message says what is requested, what is supported, and a fix.
 
 The models are single operators; descriptions of whole chips on stock models are in [vendors.md](vendors.md),
 the fields in [spec-files.md](spec-files.md).
@@ -32,7 +30,8 @@ the fields in [spec-files.md](spec-files.md).
 def section(row: Row) -> str:
     """The part of the page about a row."""
     parts = [f"## {row.constraint}", "", row.who, "", "```text", row.spec.strip(), "```", ""]
-    return "\n".join([*parts, "Where it is not kept:", "", "```text", row.message(), "```", ""])
+    said = re.sub(r"\nfix .*(\n {4,}.*)*", "", f"\n{row.message()}").strip("\n")
+    return "\n".join([*parts, "Otherwise (with a fix as code):", "", "```text", said, "```", ""])
 
 
 def tried(row: Row, cell: str) -> None:
@@ -47,12 +46,10 @@ def tried(row: Row, cell: str) -> None:
 
 def page() -> str:
     """The whole page; raises AssertionError where a cell is not a yes."""
-    head = f"| constraint | who | {' | '.join(CELLS)} |"
-    lines = [INTRODUCTION, head, f"| --- | --- {'| --- ' * len(CELLS)}|"]
+    lines = [INTRODUCTION]
     for row in ROWS:
         for cell in CELLS:
             tried(row, cell)
-        lines.append(f"| {row.constraint} | {row.who} | {' | '.join(['yes'] * len(CELLS))} |")
     return "\n".join([*lines, "", *map(section, ROWS)])
 
 
