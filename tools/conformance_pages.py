@@ -104,7 +104,7 @@ def index(ours: Sequence[Tried], pytorch: Sequence[Tried], rounds: int) -> Itera
     yield from compilers()
     yield from ("", "## PyTorch's backend configs, judged", "")
     yield (
-        "What `torch.ao.quantization.backend_config` claims, tried on the kernels behind it. Ours claim "
+        "What `torch.ao.quantization.backend_config` claims, tried on its kernels. Ours claim "
         "what is kept: `tests/unkept.py` lists where they differ. `executorch` and `qnnpack_pt2e` are "
         "tried on qnnpack's, the latter in the modules and functions that are exported to its operators; "
         "`tensorrt` has none in PyTorch, and is judged by TensorRT's rules. "

@@ -11,7 +11,7 @@ from enum import Enum
 _ENTRY = "an entry of your own in a BackendConfig, where a kernel exists; `backquant diff` compares backends"
 _FIRST = "prepare it before its parent"
 _REWRITE = "write the operator with what the kernel takes; else it stays float"
-_OBSERVER = "an observer that keeps to what is admitted"
+_OBSERVER = "an observer within what is supported"
 _PRODUCER = "quantize what produces its input"
 _READER = "quantize what reads its result"
 _TARGET = "quantize for another target, or leave it in float: `require=0.0`"
@@ -40,9 +40,9 @@ class ReasonCode(str, Enum):
     def __repr__(self) -> str:
         return repr(self.value)
 
-    # what is asked, and whether the backend has it
+    # what is requested, and whether the backend has it
     NO_ENTRY = "no-entry", "the backend has no entry for the operator", _ENTRY
-    NO_DTYPE_CONFIG = "no-dtype-config", "the entry admits no quantization at all", _ENTRY
+    NO_DTYPE_CONFIG = "no-dtype-config", "the entry supports no quantization at all", _ENTRY
     QCONFIG_NONE = (
         "qconfig-none",
         "the QConfigMapping leaves it in float, or has no rule for it",
@@ -86,16 +86,16 @@ class ReasonCode(str, Enum):
     CONDITION = "condition", "this call does not meet a condition of the entry", _REWRITE
     TENSOR_COUNT = "tensor-count", "the entry is for another number of tensors", _REWRITE
     # dtypes and constraints
-    DTYPE = "dtype", "the dtype is not the admitted one", _OBSERVER
+    DTYPE = "dtype", "the dtype is not supported", _OBSERVER
     DTYPE_TOKEN = (
         "dtype-token",
-        "the same integers under another name (`quint8` and `uint8`), which a description tells apart",
+        "the same integers under another name (`quint8` and `uint8`), which a description distinguishes",
         _OBSERVER,
     )
-    DYNAMIC = "dynamic", "static where dynamic is admitted, or the other way round", _OBSERVER
-    QUANT_RANGE = "quant-range", "integers outside of the admitted range", _OBSERVER
-    SCALE_MIN = "scale-min", "scales may be smaller than admitted", _OBSERVER
-    SCALE_MAX = "scale-max", "a scale, as measured, is larger than admitted", _OBSERVER
+    DYNAMIC = "dynamic", "static where dynamic is supported, or the other way round", _OBSERVER
+    QUANT_RANGE = "quant-range", "integers outside of the supported range", _OBSERVER
+    SCALE_MIN = "scale-min", "scales may be smaller than supported", _OBSERVER
+    SCALE_MAX = "scale-max", "a scale, as measured, is larger than supported", _OBSERVER
     POWER_OF_TWO_SCALE = "power-of-two-scale", "a scale is no power of two", _OBSERVER
     SCALE_SET = "scale-set", "a scale is none of those that the hardware has", _OBSERVER
     REQUANTIZATION_RATIO = (
@@ -105,7 +105,7 @@ class ReasonCode(str, Enum):
     )
     BIAS_STEP = (
         "bias-step",
-        "a bias that would be rounded to products whose step, as measured, is coarser than admitted",
+        "a bias that would be rounded to products whose step, as measured, is coarser than supported",
         "smaller scales of the input or the weight, or a layer without a bias; else it stays float",
     )
     ZERO_POINT = (
@@ -115,17 +115,17 @@ class ReasonCode(str, Enum):
     )
     FIXED_QPARAMS = (
         "fixed-qparams",
-        "fixed scale and zero point are not the admitted ones",
+        "fixed scale and zero point are not the supported ones",
         _OBSERVER,
     )
-    SYMMETRIC = "symmetric", "affine where symmetric is admitted, or the other way round", _OBSERVER
+    SYMMETRIC = "symmetric", "affine where symmetric is supported, or the other way round", _OBSERVER
     GRANULARITY = (
         "granularity",
-        "one scale is for other values than admitted: a tensor, a channel, a group, …",
+        "one scale is for other values than supported: a tensor, a channel, a group, …",
         _OBSERVER,
     )
     GROUP_SIZE = "group-size", "groups or blocks do not divide the weight", _OBSERVER
-    CH_AXIS = "ch-axis", "channels lie on another axis than admitted", _OBSERVER
+    CH_AXIS = "ch-axis", "channels lie on another axis than supported", _OBSERVER
     NO_OBSERVER = "no-observer", "the QConfig asks for none of the tensor", _OBSERVER
     NO_TENSOR = "no-tensor", "the call has no such tensor", _REWRITE
     # what stands around it
@@ -232,7 +232,7 @@ class ReasonCode(str, Enum):
     PROJ_SIZE = "proj-size", "the kernel has no projections", "proj_size=0"
     STATISTICS = "statistics", "no running statistics to normalize by", "track_running_stats=True"
     TRAINING = "training", "it does something else in training mode", "model.eval()"
-    WHOLE_TUPLE = "whole-tuple", "a tuple is passed on as a whole", "take it apart before"
+    WHOLE_TUPLE = "whole-tuple", "a tuple is passed on as a whole", "unpack it before"
     # what a target does not take, or leaves
     NO_TRANSLATION = "no-translation", "the target has no operator for it", _TARGET
     DYNAMIC_SHAPE = "dynamic-shape", "the target takes no such dynamic shape", "a fixed size"

@@ -18,9 +18,10 @@ INTRODUCTION = """\
 
 <!-- Written by `python -m tools.hardware.table`; edit tools/hardware/rows.py instead. -->
 
-Constraints from the documents of hardware vendors. For each a test shows that a description states it and is
-saved and read unchanged, that what violates it stays float for this reason, that the reference model has these
-dtypes, scales, biases and roundings, and that the message says what is requested, what is supported, and a fix.
+Constraints from the documents of hardware vendors. For each a test shows that a description states
+it and is saved and read unchanged, that what violates it stays float for this reason, that the
+reference model has these dtypes, scales, biases and roundings, and that the message says what is
+requested, what is supported, and a fix.
 
 The models are single operators; descriptions of whole chips on stock models are in [vendors.md](vendors.md),
 the fields in [spec-files.md](spec-files.md).
