@@ -53,8 +53,8 @@ REASONS = f"""\
 
 <!-- Written by `{COMMAND}`; edit src/backquant/reason_codes.py instead. -->
 
-Every reason in a report has one of these codes (`rule`), with what was requested, what is supported, and a fix in
-code where there is one. The check of TensorRT's rules has codes of its own
+Every reason in a report has one of these codes (`rule`), with what was requested and is supported, and a fix
+in code where there is one. The check of TensorRT's rules has codes of its own
 ([deploy-tensorrt.md](deploy-tensorrt.md)).
 
 | code | what it means | what to do |

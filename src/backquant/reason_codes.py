@@ -118,7 +118,11 @@ class ReasonCode(str, Enum):
         "fixed scale and zero point are not the supported ones",
         _OBSERVER,
     )
-    SYMMETRIC = "symmetric", "affine where symmetric is supported, or the other way round", _OBSERVER
+    SYMMETRIC = (
+        "symmetric",
+        "affine where symmetric is supported, or the other way round",
+        _OBSERVER,
+    )
     GRANULARITY = (
         "granularity",
         "one scale is for other values than supported: a tensor, a channel, a group, …",
