@@ -36,7 +36,7 @@ def test_a_section_and_all_entries() -> None:
     text = to_markdown(run())
     section = conformance_split.section("mine", text)
     assert section.startswith("## mine\n\nmine on engine: does not conform.")
-    assert "off by 2 steps: `add`, `mul`, `sub` and 1 more\n" in section
+    assert "off by 2 steps: `add`, `mul` and 2 more\n" in section
     rows = list(csv.DictReader(conformance_split.entries(text).splitlines()))
     assert [row["entry"] for row in rows] == ["add", "mul", "sub", "neg", "relu"]
     assert rows[3]["reason"].endswith("off by 2 steps; twice") and not rows[4]["reason"]
