@@ -9,6 +9,7 @@
 #   make wheel  the wheel in dist/ with the library of kernels for all CPUs of this kind, the same bytes from every
 #               checkout of a commit and every run of one C++ compiler, which it needs
 #   make sbom   out/backquant.cdx.json: what the package needs, at the versions of constraints.txt (CycloneDX)
+#   make site   the documentation as a site, out/site/html: mkdocs, in .venv-site
 #   make audit  known vulnerabilities of those versions, of the extras and of the tests; needs a network
 # Each creates its own environment in .venv, bench in .venv-bench, those of a release in .venv-release. On a machine with CUDA wheels as pip's default, ask for
 # the CPU build with:  make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -29,7 +30,9 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(PIP) install --quiet --no-compile $(INDEX) -c constraints.txt
 
-.PHONY: demo test check lint types contracts sizes docs docs-check unit long bench install-bench wheel sbom audit clean
+SITE_VENV ?= .venv-site
+
+.PHONY: site demo test check lint types contracts sizes docs docs-check unit long bench install-bench wheel sbom audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/backquant demo --backend $(BACKEND) --out out/demo
@@ -116,6 +119,16 @@ sbom: wheel $(RELEASE_VENV)/.release
 	$(RELEASE_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
 		--output-reproducible -o out/backquant.cdx.json $(RELEASE_VENV)/installed/bin/python
 
+# The documentation as a site in out/site/html; a broken link or a warning is a failure.
+site: $(SITE_VENV)/.site
+	$(SITE_VENV)/bin/python tools/site.py out/site
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --strict --quiet
+
+$(SITE_VENV)/.site: requirements-site.txt
+	$(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip install --quiet -r requirements-site.txt
+	touch $@
+
 # What cannot be looked up is a failure.
 audit: $(RELEASE_VENV)/.release
 	$(RELEASE_VENV)/bin/python tools/audit.py constraints.txt requirements-stock.txt
@@ -126,4 +139,4 @@ $(RELEASE_VENV)/.release:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(RELEASE_VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(RELEASE_VENV) $(SITE_VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
