@@ -28,6 +28,6 @@ def test_older_packages() -> None:
 
 def test_flows_whose_files_stay() -> None:
     assert {group.kind for group in HOLDING} == {
-        "eager mode", "inside of the flow", "TorchScript", "PT2E",
+        "inside of the flow", "TorchScript", "PT2E",
     }  # fmt: skip
     assert left_to_person("torch.ao.quantization.quantize_pt2e.prepare_pt2e") == GROUPS["pt2e"]

@@ -94,7 +94,9 @@ def test_a_source_as_one_string() -> None:
 
 def test_findings_name_cell_and_line() -> None:
     result = migrate_notebook(
-        written(notebook(CELLS[0], code("import torch"), code("", "torch.quantization.prepare()"))),
+        written(
+            notebook(CELLS[0], code("import torch"), code("", "torch.quantization.quantize_jit()"))
+        ),
         "a.ipynb",
     )
     (finding,) = result.findings

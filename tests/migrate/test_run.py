@@ -83,22 +83,10 @@ def test_a_character_that_the_files_encoding_has_not(tmp_path: Path) -> None:
     assert path.read_bytes() == b"# coding: latin-1\n# \xe9\n" + NEW.encode()
 
 
-def test_models_with_stubs_next_to_eager_mode(tmp_path: Path) -> None:
-    put(tmp_path / "model.py", "from torch.ao.quantization import QuantStub\nQuantStub()\n")
-    put(tmp_path / "other.py", OLD)
-    eager = put(tmp_path / "train.py", "import torch.ao.quantization as q\nq.prepare(m)\n")
-    migration = migrate_paths([tmp_path])
-    assert [(Path(f.path).name, f.kind) for f in migration.findings] == [
-        ("model.py", "shared with eager mode"),
-        ("train.py", "eager mode"),
-    ]
-    assert f"{eager}:2" in migration.findings[0].why
-
-
 def test_data(tmp_path: Path) -> None:
     put(tmp_path / "a.py", OLD)
     put(tmp_path / "b.py", "x = 1\n")
-    put(tmp_path / "c.py", "import torch.ao.quantization as q\nq.prepare(m)\n")
+    put(tmp_path / "c.py", "import torch.ao.quantization as q\nq.quantize_jit(m)\n")
     data = migrate_paths([tmp_path]).to_dict()
     assert data["counts"] == {
         "files": 3,

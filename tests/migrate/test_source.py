@@ -68,7 +68,7 @@ def test_what_needs_a_person(code: str, kind: str) -> None:
     assert finding.why and finding.how
 
 
-@pytest.mark.parametrize("name", ["prepare", "convert", "prepare_qat", "quantize_jit.quantize_jit"])
+@pytest.mark.parametrize("name", ["quantize_jit.quantize_jit", "prepare_jit", "fuse_conv_bn_jit"])
 def test_a_file_with_another_flow_stays(name: str) -> None:
     code = f"import {Q} as tq\ntq.{name}(m)\n"
     result = migrate_source(code)

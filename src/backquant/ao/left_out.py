@@ -28,23 +28,6 @@ _INTERNAL = (
 
 #: By the word after ``!`` in ``names.txt``.
 GROUPS: dict[str, Group] = {
-    "eager": Group(
-        "eager mode",
-        "eager-mode quantization swaps modules in place; backquant captures the model as a graph",
-        _STATIC,
-    ),
-    "eager-training": Group(
-        "eager mode",
-        "eager-mode quantization-aware training swaps modules in place; backquant captures the "
-        "model as a graph",
-        "prepared = backquant.prepare_qat_fx(model, backquant.get_default_qat_qconfig_mapping(), "
-        "example_inputs); train prepared; quantized = backquant.convert_fx(prepared)",
-    ),
-    "eager-step": Group(
-        "eager mode",
-        "a step of eager-mode quantization",
-        "remove it: prepare_fx and convert_fx do this on the captured graph",
-    ),
     "inside": Group(
         "inside of the flow",
         "a step inside of PyTorch's prepare_fx and convert_fx; backquant's steps are others",
@@ -185,13 +168,13 @@ class _LeftOut(type):
 def left_out(path: str, group: str) -> type:
     """What stands for the name ``path`` of PyTorch: importable; any use of it raises ``LeftOutError``.
 
-    >>> from backquant.ao.quantization import prepare
-    >>> prepare(1)
+    >>> from backquant.ao.quantization import quantize_jit
+    >>> quantize_jit(1)
     Traceback (most recent call last):
         ...
-    backquant.errors.LeftOutError: backquant has no prepare: eager-mode quantization swaps ...
-      where  torch.ao.quantization.prepare
-      fix    prepared = backquant.prepare_fx(model, ...
+    backquant.errors.LeftOutError: backquant has no quantize_jit: quantization of TorchScript modules ...
+      where  torch.ao.quantization.quantize_jit
+      fix    quantize the nn.Module that was scripted: prepared = backquant.prepare_fx(model, ...
     """
     name = path.rpartition(".")[2]
     return _LeftOut(name, (), {"_path": path, "_group": GROUPS[group], "__module__": __name__})

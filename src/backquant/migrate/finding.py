@@ -13,8 +13,8 @@ class Finding:
     ``path`` is the file as it was asked for (a notebook has ``#cell N`` behind it); ``line`` counts
     from 1 in the file as it was. ``holds`` says that the file was left as it is because of it.
 
-    >>> print(Finding("a.py", 3, 0, "eager mode", "prepare", "no counterpart", "use prepare_fx"))
-    a.py:3: prepare (eager mode)
+    >>> print(Finding("a.py", 3, 0, "TorchScript", "quantize_jit", "no counterpart", "use prepare_fx"))
+    a.py:3: quantize_jit (TorchScript)
       why  no counterpart
       how  use prepare_fx
     """
@@ -37,8 +37,7 @@ class Finding:
 class FileResult:
     """What became of one file: its text before and after, and what a person has to do.
 
-    ``after`` equals ``before`` where nothing changes. ``targets``: the names of backquant that are
-    used instead of PyTorch's. ``written``: the file on disk holds ``after``.
+    ``after`` equals ``before`` where nothing changes. ``written``: the file on disk holds ``after``.
 
     >>> FileResult("a.py", "x\\n", "y\\n").changed
     True
@@ -48,7 +47,6 @@ class FileResult:
     before: str
     after: str
     findings: tuple[Finding, ...] = ()
-    targets: frozenset[str] = frozenset()
     written: bool = field(default=False, compare=False)
 
     @property

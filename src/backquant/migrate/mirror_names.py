@@ -31,10 +31,7 @@ UNKNOWN = Group(
     "no version of PyTorch that is known here has it",
     "check the spelling; keep the import if the name is your own addition",
 )
-HOLDING = frozenset(
-    GROUPS[key]
-    for key in ("eager", "eager-training", "eager-step", "inside", "torchscript", "pt2e")
-)
+HOLDING = frozenset(GROUPS[key] for key in ("inside", "torchscript", "pt2e"))
 
 
 def canonical(path: str) -> str:
@@ -63,8 +60,8 @@ def mirrored(path: str) -> str | None:
 def left_to_person(path: str) -> Group | None:
     """Why a dotted name needs a person; None where it does not.
 
-    >>> left_to_person("torch.ao.quantization.prepare").kind, left_to_person("torch.nn.Linear")
-    ('eager mode', None)
+    >>> left_to_person("torch.ao.quantization.quantize_jit").kind, left_to_person("torch.nn.Linear")
+    ('TorchScript', None)
     """
     path = canonical(path)
     if path.startswith("torch.backends.quantized"):

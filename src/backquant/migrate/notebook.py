@@ -57,7 +57,7 @@ def migrate_notebook(text: str, path: str = "<notebook>") -> FileResult:
         old = notebook["cells"][index]["source"]
         as_list = isinstance(old, list)
         notebook["cells"][index]["source"] = source.splitlines(True) if as_list else source
-    return FileResult(path, text, write(notebook), findings, result.targets)
+    return FileResult(path, text, write(notebook), findings)
 
 
 def _left(text: str, path: str, what: str, why: str) -> FileResult:

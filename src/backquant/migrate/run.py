@@ -13,8 +13,6 @@ from backquant.migrate.notebook import migrate_notebook
 from backquant.migrate.source import migrate_source
 from backquant.migrate.sources import find_files, read_text, write_text
 
-_EAGER = ("QuantStub", "DeQuantStub", "QuantWrapper")
-
 
 @dataclass(frozen=True)
 class Migration:
@@ -109,7 +107,7 @@ def migrate_paths(
         results.append(_migrate_file(path, write=write))
         if progress is not None:
             progress(index + 1, len(files))
-    return Migration(_with_shared_stubs(tuple(results)))
+    return Migration(tuple(results))
 
 
 def _migrate_file(path: Path, *, write: bool) -> FileResult:
@@ -132,30 +130,3 @@ def _migrate_file(path: Path, *, write: bool) -> FileResult:
 
 def _failed(path: str, what: str, error: Exception) -> Finding:
     return Finding(path, 0, 0, "file", what, str(error), "correct that and run migrate again")
-
-
-def _with_shared_stubs(results: tuple[FileResult, ...]) -> tuple[FileResult, ...]:
-    """Report models with stubs where another file quantizes in eager mode, which looks for them."""
-    eager = [finding for result in results for finding in result.findings if finding.holds]
-    if not eager:
-        return results
-    where = f"{eager[0].path}:{eager[0].line}"
-    return tuple(
-        replace(result, findings=(*result.findings, _shared(result, where)))
-        if result.targets & set(_EAGER)
-        else result
-        for result in results
-    )
-
-
-def _shared(result: FileResult, where: str) -> Finding:
-    return Finding(
-        result.path,
-        0,
-        0,
-        "shared with eager mode",
-        "the stubs of this file are backquant's now",
-        f"{where} quantizes in eager mode, which looks for PyTorch's own stubs in a model",
-        "if it quantizes a model of this file, keep torch.ao.quantization's stubs until it is "
-        "migrated, too",
-    )

@@ -50,7 +50,7 @@ def mentions_quantization(text: str) -> bool:
 def migrate_source(text: str, path: str = "<text>") -> FileResult:
     """Rewrite a Python source from ``torch.ao`` to ``backquant.ao``: names change, nothing else does.
 
-    A source that uses a flow without counterpart (eager mode, TorchScript, PT2E) is left as it is, since
+    A source that uses a flow without counterpart (TorchScript, PT2E) is left as it is, since
     what it shares with that flow, QConfigs and observers, would be of two libraries. Broken Python raises
     nothing: it is a finding.
 
@@ -72,7 +72,7 @@ def migrate_source(text: str, path: str = "<text>") -> FileResult:
     findings = tuple(sorted(set(source.findings)))
     if any(finding.holds for finding in findings):
         after = text
-    return FileResult(path, text, after, findings, frozenset(source.targets))
+    return FileResult(path, text, after, findings)
 
 
 def _broken(path: str, error: BaseException) -> Finding:

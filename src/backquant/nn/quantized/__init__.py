@@ -24,6 +24,7 @@ _HOMES = {
     "Linear": "linear",
     **dict.fromkeys(_CONV, "conv"),
     **dict.fromkeys(_FUNCTIONS, "functions"),
+    **dict.fromkeys(("DeQuantize", "QFunctional", "Quantize"), "functional_modules"),
 }
 
 __all__ = ["LSTM", "FloatFunctional", "LSTMCell", "MultiheadAttention", "reference"]

@@ -4,13 +4,17 @@ tables of embeddings."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from backquant.errors import UsageError
 from backquant.nn.quantized.scaled import Weighted
 
 __all__ = ["Embedding", "EmbeddingBag", "Linear", "LinearReLU"]
+
+_NUMBERS = ("weight_scale", "weight_zero_point")
 
 
 class _Between(Weighted):
@@ -59,6 +63,18 @@ class Embedding(_Between):
 
     num_embeddings: int
     embedding_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def from_float(cls: Any, mod: Any, use_precomputed_fake_quant: bool = False) -> Any:
+        """Of a table with ``qconfig``, or one that was trained: runs PyTorch's operators."""
+        made = super().from_float(mod, use_precomputed_fake_quant)
+        made.dtype = (getattr(mod, "weight_fake_quant", None) or mod.qconfig.weight()).dtype
+        made.kernel = made._operator
+        return made
+
+    def _operator(self, tensors: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+        return partial(_operator("embedding", self.dtype), _packed_rows(self.dtype, tensors))
 
     def extra_repr(self) -> str:
         return f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}"
@@ -66,3 +82,41 @@ class Embedding(_Between):
 
 class EmbeddingBag(Embedding):
     """Sums or means of rows of an integer table."""
+
+    mode: str
+    include_last_offset: bool
+
+    def _operator(self, tensors: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+        packed = _packed_rows(self.dtype, tensors)
+        operator = _operator("embedding_bag", self.dtype)
+        if self.mode != "sum":
+            raise UsageError(
+                f"PyTorch has no quantized table of embeddings for mode={self.mode!r}",
+                where="nn.quantized.EmbeddingBag, in eager mode",
+                fix="mode='sum'; or backquant.quantize(model, example_inputs), which has one",
+            )
+
+        def bag(
+            indices: torch.Tensor,
+            offsets: torch.Tensor | None = None,
+            per_sample_weights: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            out: torch.Tensor = operator(
+                packed, indices, offsets, False, 0, False, per_sample_weights, None,
+                self.include_last_offset,
+            )  # fmt: skip
+            return out
+
+        return bag
+
+
+def _operator(name: str, dtype: torch.dtype) -> Any:
+    bits = "4bit" if dtype == torch.quint4x2 else "byte"
+    return getattr(torch.ops.quantized, f"{name}_{bits}")
+
+
+def _packed_rows(dtype: torch.dtype, tensors: Mapping[str, Any]) -> Any:
+    integers, scale, zero_point = (tensors[name] for name in ("weight", *_NUMBERS))
+    rows = (integers - zero_point.float()[:, None]) * scale[:, None]
+    table = torch.quantize_per_channel(rows, scale.float(), zero_point.float(), 0, dtype)
+    return torch.ops.quantized.embedding_bag_prepack(table)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from backquant.dtypes import quantize_bounds
 from backquant.errors import LeftOutError, UsageError
 from backquant.graph.interception import stand_ins
 from backquant.nn.quantized import reference
@@ -24,6 +25,7 @@ from backquant.observe.qparams import qparam_dict
 _ScaledT = TypeVar("_ScaledT", bound="Scaled")
 _SIGNED = 128
 _TENSORS = ("weight", "weight_scale", "weight_zero_point", "bias")
+_ENDS = ("min", "max")
 
 # PyTorch says once per process that quantized tensors are deprecated: here, so that no user sees it.
 with warnings.catch_warnings():
@@ -101,6 +103,29 @@ class Scaled(nn.Module):
         made._scaled(scale, zero_point)
         return made
 
+    @classmethod
+    def from_float(
+        cls: type[_ScaledT],
+        mod: nn.Module,
+        use_precomputed_fake_quant: bool = False,  # noqa: ARG003
+    ) -> _ScaledT:
+        """The quantized form of a float module that was observed, by ``activation_post_process``."""
+        made = cls.from_reference(_without_observer(mod), 1.0, 0)
+        made._measured(mod)
+        return made
+
+    def _measured(self, mod: Any) -> None:
+        """Take scale, zero point and limits of the observer of ``mod``."""
+        observer = getattr(mod, "activation_post_process", None)
+        numbers = {"qscheme": None} if observer is None else qparam_dict(observer)
+        if numbers["qscheme"] is not None:
+            self._scaled(numbers["scale"].item(), numbers["zero_point"].item())
+            usual = quantize_bounds(numbers["dtype"])
+            limits = tuple(
+                numbers.get(f"quant_{end}", u) for end, u in zip(_ENDS, usual, strict=True)
+            )
+            self.limits = None if limits == usual else limits
+
     def _scaled(self, scale: Any, zero_point: Any) -> None:
         setattr(self, "scale", scale)  # noqa: B010 - a property, for mypy
         setattr(self, "zero_point", zero_point)  # noqa: B010
@@ -113,6 +138,16 @@ class Scaled(nn.Module):
 
     def _qparams_repr(self) -> str:
         return f"scale={self.scale}, zero_point={self.zero_point}"
+
+
+def _without_observer(module: nn.Module) -> Any:
+    """A module with the same settings, tensors and children, without observer, request and hooks."""
+    kept = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "qconfig"}
+    made: Any = bare(type(module), kept)
+    for table in ("_parameters", "_buffers", "_modules"):
+        made.__dict__[table] = dict(vars(module)[table])
+    made._modules.pop("activation_post_process", None)
+    return made
 
 
 def _held(module: nn.Module, name: str) -> torch.Tensor:
@@ -169,15 +204,26 @@ class Weighted(Scaled):
         return result
 
     @classmethod
-    def from_float(cls: type[_ScaledT], mod: Any) -> _ScaledT:
-        """The quantized form of a float module that was observed: with ``qconfig``, by whose ``weight`` its
-        weight is quantized, and the observer of its result, ``activation_post_process``."""
-        kind = getattr(reference, cls.__name__)
-        observer = mod.qconfig.weight()
-        observer(mod.weight.detach())
-        made = kind.from_float(mod, qparam_dict(observer))
-        numbers = qparam_dict(mod.activation_post_process)
-        return cls.from_reference(made, float(numbers["scale"]), int(numbers["zero_point"]))
+    def from_float(
+        cls: type[_ScaledT],
+        mod: Any,
+        use_precomputed_fake_quant: bool = False,  # noqa: ARG003
+    ) -> _ScaledT:
+        """The quantized form of a float or QAT module that was observed: with ``qconfig`` (or
+        ``weight_fake_quant``), by whose ``weight`` its weight is quantized, and the observer of its result,
+        ``activation_post_process``."""
+        source = mod.to_float() if hasattr(mod, "to_float") else mod
+        root = source[0] if isinstance(source, nn.Sequential) else source
+        observer = getattr(mod, "weight_fake_quant", None) or mod.qconfig.weight()
+        observer(root.weight.detach())
+        names = (kind.__name__ for kind in cls.__mro__ if hasattr(reference, kind.__name__))
+        integers = getattr(reference, next(names)).from_float(root, qparam_dict(observer))
+        if root is not source:
+            source = _without_observer(source)
+            source._modules["0"] = integers
+        made = cls.from_reference(integers if root is source else source)  # type: ignore[call-arg]
+        made._measured(mod)
+        return made
 
     def _of(self, module: nn.Module) -> None:
         """Take what else a fused module says."""

@@ -1,7 +1,8 @@
-"""Eager mode: nothing here has a counterpart, so nothing is touched."""
+"""Eager mode: names change, and nothing else."""
+import backquant.ao
 import torch
-from torch.ao.quantization import QuantStub, DeQuantStub, get_default_qconfig
-from torch.ao.quantization import prepare, convert, fuse_modules
+from backquant.ao.quantization import QuantStub, DeQuantStub, get_default_qconfig
+from backquant.ao.quantization import prepare, convert, fuse_modules
 
 
 class Model(torch.nn.Module):
@@ -20,4 +21,4 @@ model.qconfig = get_default_qconfig("fbgemm")
 prepared = prepare(model)
 prepared(torch.randn(2, 4))
 converted = convert(prepared)
-small = torch.ao.quantization.quantize_dynamic(Model(), {torch.nn.Linear}, dtype=torch.qint8)
+small = backquant.ao.quantization.quantize_dynamic(Model(), {torch.nn.Linear}, dtype=torch.qint8)

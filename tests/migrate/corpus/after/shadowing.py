@@ -1,6 +1,6 @@
 import torch
-from torch.ao.quantization import observer, prepare_fx_of_mine
-from torch.ao.quantization.quantize_fx import prepare_fx
+from backquant.ao.quantization import observer, prepare_fx_of_mine
+from backquant.ao.quantization.quantize_fx import prepare_fx
 
 
 def hidden(torch, observer):

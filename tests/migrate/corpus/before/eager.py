@@ -1,4 +1,4 @@
-"""Eager mode: nothing here has a counterpart, so nothing is touched."""
+"""Eager mode: names change, and nothing else."""
 import torch
 from torch.ao.quantization import QuantStub, DeQuantStub, get_default_qconfig
 from torch.ao.quantization import prepare, convert, fuse_modules
