@@ -17,6 +17,7 @@ from backquant.api.arguments import (
     sound_backend,
 )
 from backquant.api.calibrated import CalibrationCall, given_request, planned_for
+from backquant.api.outcome import Metric, with_outcome
 from backquant.backend_config import BackendConfig
 from backquant.backend_config.registry import Backend, resolve_backend
 from backquant.calibrate.batches import inputs_of, kept_set
@@ -64,6 +65,7 @@ def quantize(
     dynamic_shapes: Any = None,
     slower: str | None = None,
     recipe: str | os.PathLike[str] | Sequence[str] = "default",
+    metric: Metric | None = None,
     progress: bool = False,
     group: dist.ProcessGroup | None = None,
     checkpoint: Checkpoint | None = None,
@@ -110,6 +112,8 @@ def quantize(
             calibration shows, where that costs little), ``"none"``, ``"better"``, ``"best"``, a list of
             steps, or a YAML file. It needs data but no labels; what does not help at the outputs is undone,
             and the report says what each step gained.
+        metric: a function of a model that gives a number, such as its accuracy on labelled data; the report
+            has that of the result and of the float model. Default: the SQNR of the outputs alone.
         progress: show a progress bar on standard error while calibrating.
         group: the process group that quantizes together: each rank passes its own batches (possibly none),
             and all get the same model. Default: this process alone. See docs/distributed.md.
@@ -215,7 +219,7 @@ def quantize(
                 lambda ways: the_faster(made, ways, prepared, frozen, example, timing),
             )
         copy_state(source, made, ready.stateful)
-        return made
+        return with_outcome(made, ready, metric, ranks)
 
 
 @makes_graphs

@@ -77,7 +77,9 @@ def advice(engine: str) -> str:
     """One line on how models of ``engine`` would run faster here, where a library could run and does not."""
     if engine not in ENGINES or unusable() or not (reason := missing()):
         return ""
-    return f"runs on PyTorch's kernels; backquant's own are faster ({reason})"
+    return (
+        f"backquant.native.build_kernels(): faster kernels than PyTorch's, which run now ({reason})"
+    )
 
 
 def layout() -> Layout:
@@ -137,7 +139,7 @@ def _load() -> str:
     reason = unusable()
     if reason:
         return reason
-    reason = "not installed; with g++ here: backquant.native.build_kernels()"
+    reason = "the library is not installed; it needs g++"
     with torch.no_grad(), _disable_current_modes():  # no part of a recording
         for path, instructions in _libraries():
             reason = _start(path, instructions)

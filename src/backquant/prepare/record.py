@@ -56,6 +56,22 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What ``quantize`` measured of its result beside the float model; ``None``: not measured.
+
+    ``sqnr``: of the outputs in dB (higher is better) on ``data``; ``seconds``: of a call with the example
+    inputs; ``metric``: the user's.
+    """
+
+    sqnr: float | None = None
+    data: str = ""
+    seconds: float | None = None
+    float_seconds: float | None = None
+    metric: float | None = None
+    float_metric: float | None = None
+
+
+@dataclass(frozen=True)
 class Record:
     """What is known of a model; each step gives the next one a record with more in it.
 
@@ -68,7 +84,8 @@ class Record:
        of its tensors, the form of its inputs; ``report_of`` makes the report of a module with this record.
        ``unseen``: the values whose observers saw no data in calibration; ``tiny``: those that quantization
        makes zero, with the smallest scale that their observers give.
-       ``recipe``: the one that was followed after calibration, and what its steps gained.
+       ``recipe``: the one that was followed after calibration, and what its steps gained. ``figures``: how
+       accurate and how fast the result is.
     3. prepare: ``sites``. Every name in ``plan`` and ``sites`` is a node of the graph or an observer's.
     4. convert: ``plan`` is the one after calibration, ``qparams`` what each converted site became,
        ``inputs`` and ``outputs`` what the model takes and gives quantized, by position (``None`` where the
@@ -97,6 +114,7 @@ class Record:
     inputs: Mapping[int, QParams | None] = field(default_factory=dict)
     outputs: Mapping[int | str, QParams | None] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    figures: Figures = field(default_factory=Figures)
 
     def report(self, module: nn.Module) -> Any:
         """The report of ``module``, whose record this is; ``None`` where nothing makes one.

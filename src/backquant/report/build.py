@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from backquant.dtypes import dtype_name, stored_bytes
 from backquant.graph.costs import GraphCosts
+from backquant.graph.example_spec import ExampleSpec
 from backquant.identifiers import labelled_data
 from backquant.lower import KernelUse
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason, TensorRequest
@@ -120,6 +122,8 @@ class _Builder:
             backend=source.record.backend_config.name or "unnamed backend",
             model=source.record.model,
             engine=source.engine,
+            samples=samples_of(source.record.example),
+            figures=source.record.figures,
             library=source.library,
             rows=rows,
             unused_rules=(*map(str, plan.unused_rules), *_standalone_unused(inner)),
@@ -195,6 +199,7 @@ class _Builder:
             reasons=tuple(map(_reason_row, reasons)),
             uncounted=self._costs.uncounted.get(decision.node, ()),
             float_multiply_adds=self._source.in_float.get(decision.node, 0),
+            moves=decision.node in graph.moving,
         )
 
     def _outcome(self, decision: Decision) -> tuple[str, Sequence[Reason]]:
@@ -250,6 +255,27 @@ class _Builder:
         if floats and config.weight_dtype not in (None, torch.float32):
             return f"{text}, weight only"
         return text + (", dynamic" if config.is_dynamic else "")
+
+
+def samples_of(example: ExampleSpec | None) -> int:
+    """How many samples example inputs hold: the size of the first axis that all have, else one.
+
+    >>> samples_of(ExampleSpec.of((torch.zeros(4, 3), torch.zeros(4)))), samples_of(None)
+    (4, 1)
+    """
+    if example is None:
+        return 1
+    first = {sizes[0] if sizes else 1 for sizes in _sizes([example.args, example.kwargs])}
+    return max(1, first.pop()) if len(first) == 1 else 1
+
+
+def _sizes(value: Any) -> Iterator[list[int]]:
+    """The sizes of the tensors in a part of an ``ExampleSpec``."""
+    if isinstance(value, dict) and "tensor" in value:
+        yield value["tensor"]
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _sizes(part)
 
 
 def _standalone_float(decision: Decision) -> Reason:

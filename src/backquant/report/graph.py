@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from backquant.convert import ReferenceModel
+from backquant.operators import moves_values
 from backquant.report.model import ObserverRow
 from backquant.report.observers import weight_rows
+
+_NO_OPERATOR = (getattr, operator.neg, torch.neg, "neg", torch.ops.aten.neg.default)
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class ReportedGraph:
 
     ``inputs``: the operators and inputs whose values a node reads (observers and boundaries are neither).
     ``weights``: the quantized weights of a module, where it ``is_reference``. ``paths``: the modules that
-    nodes call. ``placeholders``: its inputs.
+    nodes call. ``placeholders``: its inputs. ``moving``: nodes that arrange values and compute none.
 
     >>> from torch import nn
     >>> gm = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
@@ -31,6 +36,7 @@ class ReportedGraph:
     paths: Mapping[str, str] = field(default_factory=dict)
     placeholders: tuple[str, ...] = ()
     is_reference: bool = False
+    moving: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, module: fx.GraphModule, operators: Collection[str]) -> ReportedGraph:
@@ -48,7 +54,15 @@ class ReportedGraph:
             paths,
             tuple(node.name for node in nodes if node.op == "placeholder"),
             is_reference,
+            frozenset(n.name for n in nodes if n.name in operators and _moves(n, module)),
         )
+
+
+def _moves(node: fx.Node, module: fx.GraphModule) -> bool:
+    """Whether a node is bookkeeping: it gives values of its inputs, or their negatives."""
+    if node.op == "call_module":
+        return moves_values(type(module.get_submodule(str(node.target))))
+    return node.target in _NO_OPERATOR or moves_values(node.target)
 
 
 def _inputs(node: fx.Node, operators: Collection[str]) -> tuple[str, ...]:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
 from backquant import markup
 from backquant.files import write_text
 from backquant.report import page
+from backquant.report.first import (
+    headline,
+    next_step,
+    operator_counts,
+    per_sample,
+    shortfall,
+    speeds,
+)
 from backquant.report.grouping import by_cost, kernel_counts, refusals, rules_differ
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, Drawing, lay_out
 from backquant.report.model import Report, Row
 from backquant.report.paragraphs import paragraphs
-from backquant.report.share import advice, computed_once, percent, share_words, without_cost
-from backquant.report.text import human_bytes, summary
+from backquant.report.share import (
+    advice,
+    computed_once,
+    human_bytes,
+    percent,
+    share_words,
+    without_cost,
+)
 
 _LABEL_LENGTH = 24
 _SHOWN = 6  # reasons by cost
@@ -48,15 +63,22 @@ def render_html(report: Report) -> str:
     return markup.page(
         f"{title} on {report.backend} · backquant",
         markup.Assets("report", ("page.css",), "page.js", data),
-        page.header(report, title, _cards(report), states.bar(summary(report))),
+        page.header(
+            report,
+            title,
+            shortfall(report),
+            _cards(report),
+            page.bar(*_shares(report, states), label=headline(report)),
+            next_step(report),
+        ),
         markup.tag(
             "main",
-            *page.costs(_costly(report), without_cost(refusals(report.float_rows))),
+            *page.costs(_costly(report), without_cost(refusals(report.float_counted))),
             *page.graph(states, stage),
-            *page.refused(paragraphs(refusals(report.float_rows)), report.backend),
+            *page.refused(paragraphs(refusals(report.float_counted)), report.backend),
             *page.without_kernel(one for one in report.unlowered if one.node not in refused),
             *page.kernels(kernel_counts(report)),
-            *page.operators(rows, states, has_rules=rules_differ(report)),
+            *page.operators(report, states, has_rules=rules_differ(report)),
             *page.groups(_groups(report)),
         ),
         markup.tag("footer", _FOOTER),
@@ -73,21 +95,37 @@ def save_html(report: Report, path: str | os.PathLike[str]) -> None:
 
 def _cards(report: Report) -> list[tuple[str, str, str]]:
     """(title, value, remark) of the numbers at the top."""
-    stay = f"{len(report.float_rows)} stay float" if report.float_rows else "none stays float"
-    if report.on_integers:
-        stay = f"{len(report.on_integers)} more on integers, {stay}"
-    count = f"{len(report.quantized)} of {len(report.operators)}"
-    cards = [("operators quantized", count, stay)]
+    count, _, rest = operator_counts(report).partition(" operators quantized")
     share, words = share_words(report)
-    if words:
-        total = f"{report.multiply_adds:,} in all" if report.multiply_adds else ""
-        cards.insert(0, (words, share, total))
+    figures = report.figures
+    cards = [(words, share, "".join(per_sample(report)))] if words else []
+    if figures.sqnr is not None:
+        level = "no error" if math.isinf(figures.sqnr) else f"{figures.sqnr:.1f} dB"
+        cards.append(("SQNR at the outputs (higher is better)", level, figures.data))
+    if figures.metric is not None:
+        floating = f"float {figures.float_metric:.4g}" if figures.float_metric is not None else ""
+        cards.append(("metric", f"{figures.metric:.4g}", floating))
+    if figures.seconds and figures.float_seconds:
+        quantized, floating, factor = speeds(report)
+        cards.append(("speed", factor.partition(" ")[0], f"{quantized}, float {floating}"))
     if report.float_bytes and report.quantized_bytes:
         ratio = report.float_bytes / report.quantized_bytes
         sizes = f"{human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)}"
         cards.append(("smaller", f"{ratio:.1f}×", sizes))
+    cards.append(("operators quantized", count, rest.lstrip(", ") or "none stays float"))
     cards += [(c["title"], c["value"], c.get("remark", "")) for c in report.extras.get("cards", ())]
     return cards
+
+
+def _shares(report: Report, states: page.States) -> tuple[str, dict[str, float]]:
+    """What the bar counts, and the share of each state: of the multiply-adds, where there are any."""
+    whole = report.multiply_adds
+    if not whole:
+        return "operators", {state: count / len(report.operators) for state, count in states.each()}
+    rows = report.operators
+    done = {state: sum(row.done for row in rows if row.state == state) for state in page.STATES}
+    done["float"] = whole - sum(done.values())
+    return "multiply-adds", {state: count / whole for state, count in done.items() if count}
 
 
 def _drawn_inputs(report: Report) -> dict[str, list[str]]:
@@ -118,7 +156,7 @@ def _costly(report: Report) -> list[dict[str, Any]]:
             "width": round(100 * group.multiply_adds / total, 1),
             "advice": advice(group),
         }
-        for group in by_cost(refusals(report.float_rows))[:_SHOWN]
+        for group in by_cost(refusals(report.float_counted))[:_SHOWN]
     ]
 
 

@@ -18,6 +18,8 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from backquant.prepare.record import Figures
+
 _FLOAT_KERNELS = frozenset(
     {"backquant.attention"}
 )  # of what is float in the plan, whatever they multiply
@@ -111,6 +113,7 @@ class Row:
     reasons: tuple[ReasonRow, ...] = ()
     uncounted: tuple[str, ...] = ()  # operators in it whose multiply-adds are not known
     float_multiply_adds: int = 0  # of a quantized custom module: those that it does in float
+    moves: bool = False  # it arranges values and computes none: nothing to quantize
 
     @property
     def quantized(self) -> bool:
@@ -163,6 +166,8 @@ class Report:
     float_bytes: int = 0
     quantized_bytes: int = 0
     lowered: bool = False  # whether ``kernels`` is what runs; else everything is as planned
+    samples: int = 1  # in the example inputs, for which multiply-adds are counted
+    figures: Figures = field(default_factory=Figures)
     library: str = ""  # why the faster library of kernels does not run it here, and what to do
     not_counted: str = ""  # why no multiply-adds are known
     computed_once: int = 0  # multiply-adds of the model that its graph has no longer: constants
@@ -174,6 +179,11 @@ class Report:
         return tuple(row for row in self.rows if row.outcome != "not_tensor")
 
     @property
+    def counted(self) -> tuple[Row, ...]:
+        """Operators that compute: those that arrange values are none to a reader."""
+        return tuple(row for row in self.operators if not row.moves)
+
+    @property
     def quantized(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.quantized)
 
@@ -181,6 +191,11 @@ class Report:
     def float_rows(self) -> tuple[Row, ...]:
         """Rows that compute in float."""
         return tuple(row for row in self.rows if row.state == "float")
+
+    @property
+    def float_counted(self) -> tuple[Row, ...]:
+        """Those of ``counted`` that compute in float."""
+        return tuple(row for row in self.counted if row.state == "float")
 
     @property
     def on_integers(self) -> tuple[Row, ...]:
@@ -237,6 +252,7 @@ class Report:
         True
         """
         fields = {key: value for key, value in data.items() if key != "coverage"}
+        fields["figures"] = Figures(**fields.get("figures", {}))
         fields["rows"] = tuple(_row(row) for row in fields.get("rows", ()))
         fields["unlowered"] = tuple(ReasonRow(**reason) for reason in fields.get("unlowered", ()))
         for key in ("unused_rules", "notes", "unreached_entries", "kernels"):
@@ -244,10 +260,16 @@ class Report:
         return cls(**fields)
 
     def render(self, *, width: int = 140, color: bool = False) -> str:
-        """The report as text: a summary, a table of operators, and the reasons."""
+        """The report as text: what came out, what stays float, and why. ``table`` has the operators."""
         from backquant.report.text import render_text
 
         return render_text(self, width=width, color=color)
+
+    def table(self, *, width: int = 140, color: bool = False) -> str:
+        """All operators with their dtypes, measured outputs and kernels, as text."""
+        from backquant.report.text import render_table
+
+        return render_table(self, width=width, color=color)
 
     def __str__(self) -> str:
         return self.render()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from backquant.report.grouping import Refusal
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paragraphs import Paragraph, Part
+from backquant.report.share import percent
 
 STATES = {
     "quantized": "quantized",
@@ -29,14 +30,6 @@ class States:
         """State and count."""
         return ((state, count) for state, count in self.counts.items() if count)
 
-    def bar(self, summary: str) -> Element:
-        """Their shares, as a bar."""
-        parts = (
-            tag("i", class_=state, style={"flex": n}, title=f"{n} {STATES[state]}")
-            for state, n in self.each()
-        )
-        return tag("div", *parts, class_="bar", role="img", aria_label=summary)
-
     def tags(self) -> Iterator[Element]:
         """A label each."""
         return (
@@ -51,16 +44,31 @@ class States:
         )
 
 
-def header(
-    report: Report, title: str, cards: Iterable[tuple[str, str, str]], bar: Element
+def bar(what: str, shares: Mapping[str, float], label: str) -> Element:
+    """Shares of ``what`` by state, as a bar that says what it counts."""
+    parts = [tag("i", class_=state, style={"flex": part}) for state, part in shares.items()]
+    names = (f"{percent(part)} {STATES[state]}" for state, part in shares.items())
+    caption = tag("p", soft(f"{what}: {', '.join(names)}"), class_="caption")
+    return tag("div", caption, tag("div", *parts, class_="bar", role="img", aria_label=label))
+
+
+def header(  # size: the parts of the first screen, one after another
+    report: Report,
+    title: str,
+    shortfall: str,
+    cards: Iterable[tuple[str, str, str]],
+    shares: Element,
+    next_step: str,
 ) -> Element:
-    """Name, numbers, shares."""
+    """Name, what went wrong, numbers, shares, what to do next."""
     engine = f", {report.engine}" if report.engine else ", reference model"
     return tag(
         "header",
         tag("h1", f"{title} ", tag("span", f"on {report.backend}{engine}")),
+        *([tag("p", f"This model {shortfall}.", class_="warning")] if shortfall else []),
         card_row(cards),
-        bar,
+        shares,
+        tag("p", tag("b", "Next: "), next_step, class_="next"),
     )
 
 
@@ -251,27 +259,32 @@ def kernels(counts: Mapping[str, int]) -> Iterator[Element]:
         yield tag("div", *shown, class_="kernels")
 
 
-def operators(rows: Sequence[Row], states: States, *, has_rules: bool) -> Iterator[Element]:
+def operators(report: Report, states: States, *, has_rules: bool) -> Iterator[Element]:
     """The table, and what filters it."""
     words = "filter: name, operator, entry, kernel"
     search = tag(
         "input", id="search", type="search", placeholder=words, aria_label="filter operators"
     )
     count = tag("span", id="count", class_="soft")
+    rows, samples = report.operators, report.samples
     most = max((row.multiply_adds for row in rows), default=0) or 1
     heads: list[Child] = ["node", "operator", "outcome", *(["rule"] if has_rules else [])]
-    heads += ["output qparams", "kernel", tag("th", "multiply-adds", class_="number")]
-    lines = (_row(row, most, has_rules=has_rules) for row in rows)
-    yield tag("h2", "Operators")
-    yield tag("div", search, *states.buttons(), count, class_="tools")
-    yield tag("div", table(heads, lines), class_="panel scroll")
+    heads += ["output qparams", "kernel", tag("th", "multiply-adds per sample", class_="number")]
+    lines = (_row(row, most, samples, has_rules=has_rules) for row in rows)
+    yield tag(
+        "details",
+        tag("summary", tag("h2", f"All operators ({len(rows)})")),
+        tag("div", search, *states.buttons(), count, class_="tools"),
+        tag("div", table(heads, lines), class_="panel scroll"),
+        id="operators",
+    )
 
 
-def _row(row: Row, most: int, *, has_rules: bool) -> Element:
+def _row(row: Row, most: int, samples: int, *, has_rules: bool) -> Element:
     inside = row.entry and row.entry != row.operator
     share = tag("i", style={"width": round(100 * row.multiply_adds / most, 1)})
     within: list[Child] = [" ", soft(f"in {row.entry}")] if inside else []
-    counted: list[Child] = [f"{row.multiply_adds:,}", share] if row.multiply_adds else []
+    counted: list[Child] = [f"{row.multiply_adds // samples:,}", share] if row.multiply_adds else []
     cells = [
         tag("td", row.node),
         tag("td", row.operator, *within),
@@ -295,5 +308,5 @@ def groups(titled: Iterable[tuple[str, list[str]]]) -> Iterator[Element]:
         for title, lines in titled
     ]
     if parts:
-        yield tag("h2", "What did nothing")
+        yield tag("h2", "Notes and unused rules")
         yield from parts

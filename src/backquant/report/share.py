@@ -28,6 +28,15 @@ def percent(part: float) -> str:
     return f"{part:.1%}"
 
 
+def human_bytes(count: int) -> str:
+    """Bytes in the unit a person would use.
+
+    >>> human_bytes(1_230_000), human_bytes(4_200)
+    ('1.23 MB', '4.2 kB')
+    """
+    return f"{count / 1e6:.2f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
+
+
 def share_text(report: Report) -> str:
     """How much of the multiplying is quantized; empty where nothing multiplies.
 
@@ -51,7 +60,7 @@ def share_words(report: Report) -> tuple[str, str]:
     unknown = len(report.uncounted)
     if not report.multiply_adds and not unknown:
         return "", ""
-    share, words = percent(report.at_most), f"of the multiply-adds {_where(report)}"
+    share, words = percent(report.at_most), f"of the multiply-adds {where_it_runs(report)}"
     if not unknown:
         return share, words
     operators = "one operator is" if unknown == 1 else f"{unknown} operators are"
@@ -68,7 +77,8 @@ def computed_once(report: Report) -> list[str]:
     ]
 
 
-def _where(report: Report) -> str:
+def where_it_runs(report: Report) -> str:
+    """On what the multiply-adds run, or are planned to."""
     done = [row for row in report.operators if row.done]
     others = any(word in row.dtype_config for row in done for word in _NOT_INTEGER)
     kind = "quantized" if others else "on integers"
@@ -79,7 +89,7 @@ def _where(report: Report) -> str:
 
 def float_by_cost(report: Report) -> Iterator[str]:
     """What stays float, the largest share first, and what to do about the largest."""
-    groups = refusals(report.float_rows)
+    groups = refusals(report.float_counted)
     costly = by_cost(groups)
     total = report.multiply_adds or 1
     if costly:

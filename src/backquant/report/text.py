@@ -1,13 +1,15 @@
 """The report as text for a terminal.
 
-First what matters: the share on integers, what stays float by cost, what to do about the largest. Then the
-table of operators, kernels, what did nothing, and all reasons.
+First whether the model is quantized, how accurate, how fast and how small it is, and what to do next; then
+what stays float by cost, kernels, what did nothing, and all reasons. The table of operators is a text of its
+own.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
+from textwrap import wrap
 
 from rich.box import HORIZONTALS
 from rich.console import Group, RenderableType
@@ -15,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backquant.report.console import SafeConsole
+from backquant.report.first import answers, headline
 from backquant.report.grouping import (
     dtype_letters,
     kernel_counts,
@@ -23,7 +26,7 @@ from backquant.report.grouping import (
 )
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paragraphs import Paragraph, paragraphs
-from backquant.report.share import computed_once, float_by_cost, share_text
+from backquant.report.share import computed_once, float_by_cost
 
 _STYLE = {"quantized": "green", "integers": "cyan", "float": "yellow", "not_tensor": "dim"}
 _FEW = 8  # entries that no operator reached: more are told by the page and by ``unreached_entries``
@@ -34,7 +37,7 @@ def render_text(report: Report, *, width: int = 140, color: bool = False) -> str
 
     >>> print(render_text(Report("x86", rows=(Row("fc", "Linear", "fc", "quantized"),)), width=60))
     ... # doctest: +ELLIPSIS
-    x86, as a reference model: 1 of 1 operators quantized...
+    model for x86, reference model: 1 of 1 operators quantized...
     """
     return render(renderable(report), width=width, color=color)
 
@@ -52,53 +55,39 @@ def render(shown: RenderableType, *, width: int = 140, color: bool = False) -> s
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
+def render_table(report: Report, *, width: int = 140, color: bool = False) -> str:
+    """The operators as a string, with what their letters stand for."""
+    letters = dtype_letters(report)
+    parts: list[RenderableType] = [Text(f"{letter}  {text}") for text, letter in letters.items()]
+    if report.operators:
+        parts += [Text(""), operators_table(report, letters)]
+    return render(Group(*parts, *_lines(_marks(report))), width=width, color=color)
+
+
 def renderable(report: Report) -> Group:
     """The same for a rich console."""
-    letters = dtype_letters(report)
-    parts: list[RenderableType] = [Text(summary(report), style="bold")]
-    parts += _lines([f"speed: {report.library}"] if report.library else [])
+    parts: list[RenderableType] = [
+        Text(headline(report), style="bold"),
+        *_lines(first_lines(report)),
+    ]
     first = list(float_by_cost(report))
     parts += _lines(["", *first] if first else [])
-    if report.operators:
-        dtypes = [f"{letter}  {text}" for text, letter in letters.items()]
-        parts += _lines(["", *dtypes] if dtypes else [])
-        parts += [Text(""), operators_table(report, letters)]
     parts += _lines(_notes(report))
-    said = paragraphs(refusals(report.float_rows))
+    said = paragraphs(refusals(report.float_counted))
     parts += [_paragraph(paragraph, report.backend) for paragraph in said]
     shown = {row.node for row in report.float_rows}
     parts += [_left(reason) for reason in report.unlowered if reason.node not in shown]
     return Group(*parts)
 
 
-def summary(report: Report) -> str:
-    """One line: the share that is quantized, how many operators, and on what they run."""
-    where = f"on {report.engine}" if report.engine else "as a reference model"
-    model = f"{report.model} for " if report.model else ""
-    parts = [share_text(report)] if share_text(report) else []
-    parts.append(f"{len(report.quantized)} of {len(report.operators)} operators quantized")
-    if report.on_integers:
-        parts.append(f"{len(report.on_integers)} more run on integers")
-    if report.float_rows:
-        parts.append(f"{len(report.float_rows)} stay float")
-    if report.float_bytes and report.quantized_bytes:
-        ratio = report.float_bytes / report.quantized_bytes
-        sizes = f"{human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)}"
-        parts.append(f"{sizes} ({ratio:.1f}×)")
-    return f"{model}{report.backend}, {where}: " + ", ".join(parts)
-
-
-def human_bytes(count: int) -> str:
-    """Bytes in the unit a person would use.
-
-    >>> human_bytes(1_230_000), human_bytes(4_200)
-    ('1.23 MB', '4.2 kB')
-    """
-    return f"{count / 1e6:.2f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
+def first_lines(report: Report) -> Iterator[str]:
+    """What a reader asks first, a line for each answer."""
+    for name, words in answers(report):
+        yield from wrap(words, 79, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
 
 
 def operators_table(report: Report, letters: dict[str, str]) -> Table:
-    """One row per operator: dtypes by letter, measured output, rule, kernel."""
+    """One row per operator: dtypes by letter, measured output, rule, kernel, multiply-adds of a sample."""
     rows = report.operators
     columns = {
         "node": [row.node for row in rows],
@@ -107,7 +96,7 @@ def operators_table(report: Report, letters: dict[str, str]) -> Table:
         "rule": [row.rule for row in rows],
         "output qparams": ["" if row.output is None else row.output.short for row in rows],
         "kernel": [row.kernel for row in rows],
-        "mult-adds": list(map(_cost, rows)),
+        "mult-adds": [_cost(row, report.samples) for row in rows],
     }
     if not rules_differ(report):
         del columns["rule"]
@@ -129,8 +118,8 @@ def _operator(row: Row) -> str:
     return " with ".join([row.operator, *([", ".join(parts)] if parts else [])])
 
 
-def _cost(row: Row) -> str:
-    counted = f"{row.multiply_adds:,}" if row.multiply_adds else ""
+def _cost(row: Row, samples: int) -> str:
+    counted = f"{row.multiply_adds // samples:,}" if row.multiply_adds else ""
     return f"{counted} + ?".removeprefix(" + ") if row.uncounted else counted
 
 
@@ -143,18 +132,20 @@ def _lines(texts: Iterable[str]) -> list[Text]:
     return [Text(text) for text in texts]
 
 
-def _notes(report: Report) -> Iterator[str]:
+def _marks(report: Report) -> Iterator[str]:
     if report.on_integers:
         yield ""
-        yield "* float in the plan, yet computed by an integer kernel"
+        yield "* float in the plan, run by an integer kernel"
     if any(row.output is not None and row.output.shared_with for row in report.rows):
         yield ""
-        yield "= x +n: the same qparams as x and n more values, by construction"
+        yield "= x +n: shares scale and zero point with x and n others"
+
+
+def _notes(report: Report) -> Iterator[str]:
     if report.kernels:
         yield ""
-        yield "kernels: " + ", ".join(
-            f"{n} × {kernel}" for kernel, n in kernel_counts(report).items()
-        )
+        counts = (f"{n} × {kernel}" for kernel, n in kernel_counts(report).items())
+        yield from wrap("kernels: " + ", ".join(counts), 79, subsequent_indent="         ")
     few = report.unreached_entries if len(report.unreached_entries) <= _FEW else ()
     if report.unused_rules or report.notes or few or report.computed_once:
         yield ""

@@ -62,6 +62,13 @@ class Timing:
         return sum(record.costs.multiply_adds.values()) >= self.least
 
 
+def timed(model: QuantizedModel, seconds: float, floating: float) -> QuantizedModel:
+    """``model`` with what a call of it takes, and one of the float model."""
+    figures = replace(model.record.figures, seconds=seconds, float_seconds=floating)
+    model.record = replace(model.record, figures=figures)
+    return model
+
+
 def noted(model: QuantizedModel, note: str) -> QuantizedModel:
     """``model`` with a note in its plan."""
     model.record = replace(model.record, plan=model.plan.noted(note))
@@ -129,7 +136,7 @@ def not_slower(
     kept = any(unit.kept for unit in costs.units)
     share = None if kept else _little(made, costs, left, floating)
     if kept or not (best.is_slower or (share is not None and not best.is_faster)):
-        return noted(best.made, best.note())
+        return timed(noted(best.made, best.note()), best.seconds, best.floating)
     return _in_float(best, ways, floating, example, timing, share)
 
 
@@ -167,7 +174,7 @@ def _in_float(
     except CoverageError:
         after = None
     if after is None:
-        return noted(best.made, best.note())
+        return timed(noted(best.made, best.note()), best.seconds, best.floating)
     beside = race([floating, best.made, after], example, timing.clock, warm=2, decides=True)
     best = _Tried(best.made, beside, 1)
     if slower and best.is_slower and beside.is_slower(1, 2, 1 / _GAIN):
@@ -183,7 +190,7 @@ def _in_float(
             "integers that pay here: it is given back in float, as it came "
             f"({_beside(best.seconds, beside.seconds(2))}, measured on the example inputs)",
         )
-    return noted(best.made, best.note())
+    return timed(noted(best.made, best.note()), best.seconds, best.floating)
 
 
 def _beside(seconds: float, floating: float) -> str:

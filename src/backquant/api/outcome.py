@@ -1,0 +1,67 @@
+"""What ``quantize`` says of its result: how accurate it is, and where little of it is quantized."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from backquant.accuracy.calibrated import Calibrated
+from backquant.accuracy.figures import MOST_LOSS, decibels
+from backquant.accuracy.outputs import FloatOutputs
+from backquant.calibrate.group import Ranks
+from backquant.prepare.record import Figures
+from backquant.report.first import shortfall
+from backquant.runtime import QuantizedModel
+
+Metric = Callable[[Any], float]
+_log = logging.getLogger("backquant")
+
+
+def with_outcome(
+    made: QuantizedModel, ready: Calibrated, metric: Metric | None, ranks: Ranks
+) -> QuantizedModel:
+    """``made``, whose report says how accurate it is; a warning in one line where little is quantized.
+
+    The outputs are compared on one batch: the last of a calibration set that is a sequence, else the example
+    inputs. Not where modules keep state from call to call, and not by several ranks, whose batches differ.
+    """
+    if not ready.stateful and ranks.size == 1:
+        figures = _compared(made.record.figures, made, ready)
+        made.record = replace(made.record, figures=_judged(figures, made, ready, metric))
+    report = made.report
+    if short := shortfall(report):
+        name = report.model or "the model"
+        _log.warning("%s %s; print(quantized.report) says why", name, short)
+    return made
+
+
+def _compared(figures: Figures, made: QuantizedModel, ready: Calibrated) -> Figures:
+    batch, data = ready.example, "on the example inputs"
+    if isinstance(ready.batches, Sequence) and len(ready.batches) > 0:
+        batch, data = ready.batches[-1], "on the last calibration batch"
+    batch = tree_map_only(torch.Tensor, lambda value: value.cpu(), batch)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            loss = FloatOutputs(ready.frozen, [batch]).loss(made.graph_module, "comparing")
+    except Exception:  # a figure of the report; whoever calls the model meets the error
+        return figures
+    if not loss < MOST_LOSS:  # a signal of zeros, or no number
+        return figures
+    return replace(figures, sqnr=decibels(loss), data=data)
+
+
+def _judged(
+    figures: Figures, made: QuantizedModel, ready: Calibrated, metric: Metric | None
+) -> Figures:
+    if metric is None:
+        return figures
+    models: tuple[nn.Module, nn.Module] = (made, ready.frozen)
+    with torch.no_grad():
+        quantized, floating = (float(metric(model)) for model in models)
+    return replace(figures, metric=quantized, float_metric=floating)
