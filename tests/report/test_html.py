@@ -142,7 +142,7 @@ def test_the_summary_numbers() -> None:
     )
     parser = Balanced()
     parser.feed(page)
-    assert parser.text["b"][:4] == ["100.0%", "1 of 3", "4.0×", "v9"]
+    assert parser.text["b"][:4] == ["100.0%", "4.0×", "1 of 3", "v9"]
 
 
 def test_an_empty_report_is_a_page() -> None:

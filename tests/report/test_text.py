@@ -7,8 +7,11 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
+from backquant.prepare.record import Figures
+from backquant.report.first import headline, shortfall
 from backquant.report.model import ObserverRow, ReasonRow, Report, Row
-from backquant.report.text import human_bytes, render, render_text, summary
+from backquant.report.share import human_bytes
+from backquant.report.text import render, render_table, render_text
 
 INT8 = "input quint8, output quint8, weight qint8, bias float32"
 WHY = ReasonRow(
@@ -95,6 +98,12 @@ def test_the_whole_text(snapshot: Callable[..., None]) -> None:
     assert str(REPORT) == REPORT.render() == render_text(REPORT)
 
 
+def test_the_table_is_a_text_of_its_own(snapshot: Callable[..., None]) -> None:
+    snapshot("table", REPORT.table())
+    per_sample = replace(REPORT, samples=2).table()
+    assert "110,592" in per_sample and "221,184" not in per_sample
+
+
 def test_before_calibration(snapshot: Callable[..., None]) -> None:
     rows = tuple(replace(row, kernel="", observers=()) for row in REPORT.rows)
     plain = replace(
@@ -104,13 +113,15 @@ def test_before_calibration(snapshot: Callable[..., None]) -> None:
 
 
 def test_nothing_at_all() -> None:
-    assert render_text(Report("x86")) == "x86, as a reference model: 0 of 0 operators quantized"
+    text = "model for x86, reference model: 0 of 0 operators quantized"
+    assert render_text(Report("x86")) == text
 
 
 def test_a_narrow_terminal_folds_the_table_and_not_the_reasons() -> None:
+    table = render_table(REPORT, width=60).splitlines()
+    start = next(i for i, line in enumerate(table) if line.startswith("node"))
+    assert all(len(line) <= 60 for line in table[start : start + 6])
     lines = render_text(REPORT, width=60).splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("node"))
-    assert all(len(line) <= 60 for line in lines[start : start + 6])
     assert (
         '  admitted  weight qint8 [-127, 127]   qnnpack, entry "Linear", dtype config 1 of 4'
         in lines
@@ -127,15 +138,51 @@ def test_markup_in_names_is_text() -> None:
             "[red]x[/]", "[bold]", "[/nothing]", "float", reasons=(ReasonRow("[/]", "[a]", "[b]"),)
         ),
     )
-    text = render_text(Report("[x]", rows=rows, notes=("[/note]",)))
+    report = Report("[x]", rows=rows, notes=("[/note]",))
+    text = render_text(report) + report.table()
     assert "[red]x[/]" in text and "[/note]" in text and "asked     [a]" in text
 
 
-def test_summary_counts() -> None:
-    assert summary(Report("x86", rows=REPORT.rows[:1])).startswith(
-        "x86, as a reference model: 100.0% of the multiply-adds planned to be on integers, 1 of 1"
+def test_the_first_line_says_whether_it_is_quantized() -> None:
+    assert headline(Report("x86", rows=REPORT.rows[:1])) == (
+        "model for x86, reference model: 100.0% of the multiply-adds planned to be on integers"
     )
-    assert "2 stay float" in summary(REPORT) and "1 more run on integers" in summary(REPORT)
+    assert headline(REPORT) == "Encoder for qnnpack: 99.8% of the multiply-adds on integers"
+
+
+def test_less_than_half_is_said_first() -> None:
+    conv, fc = (Row(n, "Conv2d", n, "float", multiply_adds=k) for n, k in (("a", 90), ("b", 10)))
+    report = Report("x86", "Net", lowered=True, rows=(conv, fc))
+    assert headline(report) == "Net for x86 is in FLOAT: 0.0% of the multiply-adds on integers"
+    part = replace(report, rows=(conv, replace(fc, outcome="quantized")))
+    assert headline(part).startswith("Net for x86 is mostly FLOAT: 10.0%")
+    assert not shortfall(replace(report, rows=(replace(conv, outcome="quantized"), fc)))
+    none = ReasonRow("qconfig-none", "module_name 'a' is None: skip", "")
+    by_user = replace(conv, rule="module_name 'a'", reasons=(none,))
+    assert not shortfall(replace(report, rows=(by_user, replace(fc, outcome="quantized"))))
+
+
+def test_the_first_screen_answers_in_80_columns() -> None:
+    figures = Figures(28.44, "on the last calibration batch", 0.0666, 0.1393, 0.912, 0.915)
+    report = replace(REPORT, figures=figures, samples=2, library="a library would be faster")
+    first = render_text(report).split("\n\n")[0].splitlines()
+    assert all(len(line) <= 80 for line in first)
+    text = " ".join(" ".join(first).split())
+    for words in (
+        "accuracy metric 0.912, float 0.915; SQNR 28.4 dB (higher is better) at the outputs",
+        "speed 66.6 ms, float 139 ms: 2.1× as fast",
+        "size 1.00 MB → 0.30 MB (3.3×)",
+        "work 110.8 k multiply-adds per sample; 2 of 5 operators quantized",
+        "next a library would be faster",
+    ):
+        assert words in text
+
+
+def test_arranging_values_is_no_operator() -> None:
+    rows = (*REPORT.rows, Row("t", ".transpose()", "", "float", moves=True))
+    report = replace(REPORT, rows=rows)
+    assert "2 of 5 operators quantized" in render_text(report)
+    assert "transpose" not in render_text(report) and "transpose" in report.table()
 
 
 def test_bytes() -> None:
@@ -184,10 +231,10 @@ def _many() -> Report:
 def test_the_first_screen_says_what_matters(snapshot: Callable[..., None]) -> None:
     text = render_text(_many())
     snapshot("report-many", text)
-    first = text.splitlines()[:8]
-    assert first[0].startswith("x86, as a reference model: 75.0% of the multiply-adds on integers")
-    assert "24.0%  layers.*.attn (8 operators)  Attention: no-entry" in first[3]
-    assert "1.0%  head  F.linear: weight-range" in first[4]
+    first = text.splitlines()
+    assert first[0].startswith("model for x86: 75.0% of the multiply-adds on integers")
+    assert "24.0%  layers.*.attn (8 operators)  Attention: no-entry" in first[6]
+    assert "1.0%  head  F.linear: weight-range" in first[7]
     assert "operator.eq" not in text
 
 
@@ -217,7 +264,7 @@ def test_an_unknown_share_is_said_to_be_unknown() -> None:
     report = Report("x86", rows=(*_many().rows, custom), lowered=True)
     text = render_text(report)
     assert "at most 74.6% of the multiply-adds on integers (one operator is not counted)" in text
-    assert "?  c  deform_conv2d" in text and "5 + ?" in text
+    assert "?  c  deform_conv2d" in text and "5 + ?" in report.table()
     assert "an unknown share" in render_text(Report("x86", not_counted="no example inputs"))
 
 
@@ -231,6 +278,6 @@ def test_float16_is_not_called_an_integer() -> None:
     row = Row(
         "fc", "Linear", "fc", "quantized", dtype_config="weight float16, dynamic", multiply_adds=1
     )
-    assert "of the multiply-adds on quantized kernels" in summary(
+    assert "of the multiply-adds on quantized kernels" in headline(
         Report("x86", rows=(row,), lowered=True)
     )

@@ -46,7 +46,7 @@ def render_html(report: Report) -> str:
     """
     rows = report.operators
     drawing = lay_out([row.node for row in rows], _drawn_inputs(report))
-    states = page.States({state: sum(row.state == state for row in rows) for state in page.STATES})
+    states, counted = page.States.of(rows), page.States.of(report.counted)
     title = report.model or report.backend
     refused = {row.node for row in report.float_rows}
     data = {
@@ -68,13 +68,13 @@ def render_html(report: Report) -> str:
             title,
             shortfall(report),
             _cards(report),
-            page.bar(*_shares(report, states), label=headline(report)),
+            page.bar(*_shares(report, counted), label=headline(report)),
             next_step(report),
         ),
         markup.tag(
             "main",
             *page.costs(_costly(report), without_cost(refusals(report.float_counted))),
-            *page.graph(states, stage),
+            *page.graph(counted, stage),
             *page.refused(paragraphs(refusals(report.float_counted)), report.backend),
             *page.without_kernel(one for one in report.unlowered if one.node not in refused),
             *page.kernels(kernel_counts(report)),
@@ -121,7 +121,7 @@ def _shares(report: Report, states: page.States) -> tuple[str, dict[str, float]]
     """What the bar counts, and the share of each state: of the multiply-adds, where there are any."""
     whole = report.multiply_adds
     if not whole:
-        return "operators", {state: count / len(report.operators) for state, count in states.each()}
+        return "operators", {state: count / len(report.counted) for state, count in states.each()}
     rows = report.operators
     done = {state: sum(row.done for row in rows if row.state == state) for state in page.STATES}
     done["float"] = whole - sum(done.values())

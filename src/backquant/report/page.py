@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,11 @@ class States:
     """How many operators have each state, those that none has left out."""
 
     counts: Mapping[str, int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> States:
+        """Those of ``rows``."""
+        return cls({state: sum(row.state == state for row in rows) for state in STATES})
 
     def each(self) -> Iterator[tuple[str, int]]:
         """State and count."""
