@@ -86,9 +86,9 @@ def test_the_report_says_what_is_dynamic_and_what_are_weights_alone() -> None:
                 "input quint8, output float32, weight qint8, bias float32, dynamic",
             ),
         }
-        assert "weight only" in str(report)
-        assert "dynamic" in str(report)
-    assert "aten.quantized_lstm(x86, 7 bits)" in str(report)
+        assert "weight only" in f"{report}\n{report.table()}"
+        assert "dynamic" in f"{report}\n{report.table()}"
+    assert "aten.quantized_lstm(x86, 7 bits)" in f"{report}\n{report.table()}"
 
 
 @pytest.mark.parametrize("backend", ENGINES)

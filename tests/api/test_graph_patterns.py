@@ -184,7 +184,7 @@ def test_squeeze_excite_is_one_entry_with_two_weights() -> None:
         assert made.graph_module.get_submodule(name).weight.dtype is torch.int8
     assert calls(made, "dequantize_per_tensor") == 3
     assert close(made, model, IMAGE)
-    assert "squeeze-excite" in str(made.report)
+    assert "squeeze-excite" in made.report.table()
     assert "squeeze-excite" in made.report.to_html()
 
 

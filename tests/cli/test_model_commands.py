@@ -26,12 +26,13 @@ def test_explain(run: Run, model: str) -> None:
     result = run("explain", model)
     assert result.status == 0 and result.err == ""
     assert "act  Softplus  stays float" in result.out and "no-entry" in result.out
+    assert "\nnode " in run("explain", model, "--table").out and "\nnode " not in result.out
     assert len(run("explain", model, "--json").data["rows"]) == 4
 
 
 def test_explain_with_shapes(run: Run, here: Path) -> None:
     assert run("explain", "zoo:make", "--inputs", IMAGE, "-b", "qnnpack").out.startswith(
-        "Net for qnnpack, on engine qnnpack"
+        "Net for qnnpack, planned: "
     )
     page = run("explain", "zoo:make", "--inputs", IMAGE, "--html", "deep/page.html")
     assert page.status == 0 and (here / "deep" / "page.html").exists()
@@ -130,7 +131,7 @@ def test_a_backend_without_an_engine_says_so(run: Run) -> None:
 
 def test_a_backend_in_a_file(run: Run, here: Path) -> None:
     backquant.get_backend_config("x86").set_name("mine").save(here / "mine.yaml")
-    assert run(*quantize("-b", "mine.yaml")).out.startswith("Net for mine, on x86 (")
+    assert run(*quantize("-b", "mine.yaml")).out.startswith("Net for mine: ")
 
 
 def test_an_output_that_exists_is_replaced_only_on_demand(run: Run, here: Path) -> None:

@@ -78,7 +78,7 @@ class Through(torch.nn.Module):  # a tracer does not go into Part
 model, x = Through().eval(), torch.randn(8, 8)
 import backquant
 made = backquant.quantize(model, backend="x86", calibration=[x])
-assert ", 2 of " in str(made.report), made.report
+assert "; 2 of " in str(made.report), made.report
 with torch.no_grad():
     wanted, values = model(x), [made(x) for _ in range(4)]
     for value in values:

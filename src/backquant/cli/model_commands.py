@@ -55,6 +55,7 @@ Allow = Annotated[
     ),
 ]
 
+Table = Annotated[bool, typer.Option("--table", help="Also print all operators as a table.")]
 BatchSize = Annotated[
     int, typer.Option("--batch-size", min=1, help="Samples per batch, for files of arrays.")
 ]
@@ -84,6 +85,7 @@ def explain(
     inputs: Inputs = None,
     html: Html = None,
     allow: Allow = None,
+    table: Table = False,
     as_json: Json = False,
 ) -> None:
     """Report what every operator would become on a backend, and why. Needs no data."""
@@ -104,7 +106,7 @@ def explain(
             )
         report = backquant.explain(module, example, backend=config)
         save_page(report, html)
-    emit(as_json=as_json, data=report.to_dict(), shown=_renderable(report))
+    emit(as_json=as_json, data=report.to_dict(), shown=_shown(report, table=table))
 
 
 def quantize(
@@ -324,6 +326,7 @@ def _check_output(output: Path, force: bool) -> None:
 def inspect(
     artifact: Annotated[Path, typer.Argument(help="A file that quantize wrote.")],
     html: Html = None,
+    table: Table = False,
     as_json: Json = False,
 ) -> None:
     """Print what a saved model holds: engine, kernels, what stays float. Reads no tensor."""
@@ -332,7 +335,8 @@ def inspect(
     with guarded(as_json=as_json):
         description = describe(artifact)
         save_page(description.report, html)
-    emit(as_json=as_json, data=description.to_dict(), shown=description.renderable())
+    shown = [description.renderable(), *([_table(description.report)] if table else [])]
+    emit(as_json=as_json, data=description.to_dict(), shown=Group(*shown))
 
 
 def save_page(report: Page, html: Path | None) -> None:
@@ -352,8 +356,20 @@ def _renderable(report: Report) -> Any:
     return renderable(report)
 
 
+def _table(report: Report) -> Group:
+    from backquant.report.text import table_parts
+
+    return Group(Text(""), *table_parts(report))
+
+
+def _shown(report: Report, *, table: bool) -> Group:
+    return Group(_renderable(report), *([_table(report)] if table else []))
+
+
 def _summary(quantized: QuantizedModel, output: Path) -> Group:
-    from backquant.report.text import human_bytes
+    from backquant.report.share import human_bytes
 
     size = human_bytes(output.stat().st_size)
-    return Group(_renderable(quantized.report), Text(f"\nwritten: {output} ({size})", style="bold"))
+    tensors = human_bytes(quantized.report.quantized_bytes)
+    words = f"\nwritten: {output} ({size}: {tensors} of weights, and graph and report)"
+    return Group(_renderable(quantized.report), Text(words, style="bold"))

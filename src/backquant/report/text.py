@@ -29,6 +29,7 @@ from backquant.report.paragraphs import Paragraph, paragraphs
 from backquant.report.share import computed_once, float_by_cost
 
 _STYLE = {"quantized": "green", "integers": "cyan", "float": "yellow", "not_tensor": "dim"}
+_KEPT = "\0"  # a space at which no line ends
 _FEW = 8  # entries that no operator reached: more are told by the page and by ``unreached_entries``
 
 
@@ -50,18 +51,31 @@ def render(shown: RenderableType, *, width: int = 140, color: bool = False) -> s
     """
     stream = io.StringIO()
     console = SafeConsole(file=stream, width=width, force_terminal=color, no_color=not color)
-    for part in shown.renderables if isinstance(shown, Group) else (shown,):
+    for part in _parts(shown):
         console.print(part, soft_wrap=isinstance(part, Text))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
+def _parts(shown: RenderableType) -> Iterator[RenderableType]:
+    if not isinstance(shown, Group):
+        yield shown
+        return
+    for part in shown.renderables:
+        yield from _parts(part)
+
+
 def render_table(report: Report, *, width: int = 140, color: bool = False) -> str:
     """The operators as a string, with what their letters stand for."""
+    return render(Group(*table_parts(report)), width=width, color=color)
+
+
+def table_parts(report: Report) -> list[RenderableType]:
+    """The same for a rich console."""
     letters = dtype_letters(report)
     parts: list[RenderableType] = [Text(f"{letter}  {text}") for text, letter in letters.items()]
     if report.operators:
         parts += [Text(""), operators_table(report, letters)]
-    return render(Group(*parts, *_lines(_marks(report))), width=width, color=color)
+    return [*parts, *_lines(_marks(report))]
 
 
 def renderable(report: Report) -> Group:
@@ -144,8 +158,11 @@ def _marks(report: Report) -> Iterator[str]:
 def _notes(report: Report) -> Iterator[str]:
     if report.kernels:
         yield ""
-        counts = (f"{n} × {kernel}" for kernel, n in kernel_counts(report).items())
-        yield from wrap("kernels: " + ", ".join(counts), 79, subsequent_indent="         ")
+        counts = (
+            f"{n} × {kernel}".replace(" ", _KEPT) for kernel, n in kernel_counts(report).items()
+        )
+        lines = wrap("kernels: " + ", ".join(counts), 79, subsequent_indent="         ")
+        yield from (line.replace(_KEPT, " ") for line in lines)
     few = report.unreached_entries if len(report.unreached_entries) <= _FEW else ()
     if report.unused_rules or report.notes or few or report.computed_once:
         yield ""
