@@ -23,11 +23,13 @@ from backquant.calibrate import ProgressBar
 from backquant.calibrate.group import ALONE, Ranks
 from backquant.convert import (
     ConvertRequest,
+    IntegerEdges,
     Kept,
     ReferenceModel,
     as_it_is,
     convert_to_reference,
     reference_state,
+    with_integer_edges,
 )
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.devices import on_cpu
@@ -55,7 +57,8 @@ class Calibrated:
     ``source``: the model as it was given; ``frozen``: its copy in evaluation mode. ``batches``: the
     calibration set, ``None`` where there was none. ``biases``: those of quantized layers, by path, where
     they are not the model's own. ``watched``: the batches that these can be corrected by. ``stateful``: the
-    paths of the modules in which each call leaves something for the next.
+    paths of the modules in which each call leaves something for the next. ``edges``: the inputs and
+    outputs that are integers; everything here sees floats, and ``faced`` is the last step.
     """
 
     source: nn.Module
@@ -71,6 +74,7 @@ class Calibrated:
     biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
     watched: Watched | None = field(default=None, repr=False)
     stateful: tuple[str, ...] = ()
+    edges: IntegerEdges | None = None
     _calculate: CalculatedOnce = field(default_factory=CalculatedOnce, repr=False)
 
     @property
@@ -81,6 +85,10 @@ class Calibrated:
         return ConvertRequest(
             leave_float=leave_float, weight_qparams=self.weight_qparams, biases=self.biases
         )
+
+    def faced(self, reference: ReferenceModel) -> ReferenceModel:
+        """``reference``, with integers at the edges where these are asked for. Raises ``ConfigError``."""
+        return with_integer_edges(reference, self.edges)
 
     def reference(
         self, in_float: Mapping[int, Reason] | None = None, kept: Kept = as_it_is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +26,7 @@ from backquant.calibrate.batches import inputs_of, some_batches
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0
 from backquant.calibrate.measure import Feed, measure
+from backquant.convert import IntegerEdges, integer_edges
 from backquant.errors import CalibrationError, UsageError
 from backquant.graph.state import copy_state
 from backquant.lower.engine_dtypes import check_engine_dtypes
@@ -57,8 +59,10 @@ class CalibrationCall:
     prepare_custom_config: PrepareCustomConfig | None = None
     capture: str = "auto"
     dynamic_shapes: Any = None
+    integer_io: Any = None
     config: BackendConfig = field(init=False)
     mapping: QConfigMapping | None = field(init=False)
+    edges: IntegerEdges | None = field(init=False)
 
     def __post_init__(self) -> None:
         backend = self.backend
@@ -67,6 +71,8 @@ class CalibrationCall:
         config = sound_backend(backend)
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "mapping", self._mapping())
+        custom = given_custom(self.prepare_custom_config)
+        object.__setattr__(self, "edges", integer_edges(self.integer_io, custom))
 
     def _needs_no_data(self, model: nn.Module, capturing: Capturing, data: Any) -> bool:
         """Whether this backend quantizes something of this model with what ``_AT_EACH_CALL`` asks for."""
@@ -105,7 +111,7 @@ class CalibrationCall:
         opened, mapping = opened_model(model), self.mapping
         if isinstance(self.weights, Mapping):
             mapping = weights_by_path(config, self.weights, self.group_size, opened)
-        given = given_request(mapping, self.prepare_custom_config)
+        given = given_request(mapping, _with_float_edges(self.prepare_custom_config))
         source = plain_model(opened, given[1], config)
         frozen = evaluation_copy(source)
         requested = DefaultedRequest.of(config, engine, *given, frozen)
@@ -163,6 +169,7 @@ class CalibrationCall:
             engine,
             watched=watched,
             stateful=stateful,
+            edges=self.edges,
         )
 
     def _mapping(self) -> QConfigMapping | None:
@@ -191,6 +198,17 @@ def given_request(
     (None, None)
     """
     return None if mapping is None else given_mapping(mapping), given_custom(custom)
+
+
+def _with_float_edges(custom: Any) -> PrepareCustomConfig | None:
+    """``custom`` without quantized inputs and outputs: floats become integers at last."""
+    checked = given_custom(custom)
+    if IntegerEdges.of_custom(checked) is None:
+        return checked
+    plain = copy.copy(checked)
+    assert plain is not None
+    plain.input_quantized_indexes, plain.output_quantized_indexes = [], []
+    return plain
 
 
 def _looked_at(batches: Any, example: Any) -> list[Any]:

@@ -258,7 +258,9 @@ def export_checkpoint(
         contents = Contents(quantized.schemes, quantized.layer, quantized.left, scale_dtype=dtype)
     else:
         source = _float_folder(options or {}, target)
-        contents = contents_of(*quantized, source, target.name)
+        contents = contents_of(
+            quantized.module, quantized.plan, quantized.config, source, target.name
+        )
     check_admitted(contents.schemes, source.sizes, get_backend_config(target.backend), target.name)
     files = _write(source, contents, target, place, overwrite)
     count = len(contents.schemes)

@@ -13,6 +13,7 @@ from backquant.api.arguments import Model, opened_model, plain_model
 from backquant.api.checkpoints import checkpoint_target, export_checkpoint
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import called_on_example
+from backquant.convert import IntegerEdges
 from backquant.deploy import (
     Exported,
     ExportJob,
@@ -35,6 +36,7 @@ from backquant.deploy.job_of import (
     reference_of,
 )
 from backquant.deploy.output_files import check_place
+from backquant.errors import UsageError
 from backquant.graph import as_arguments
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.plan import evaluation_copy, planned
@@ -51,6 +53,7 @@ def export(
     example_inputs: Any = None,
     dynamic_shapes: Any = None,
     require: float | str | tuple[str, ...] | None = None,
+    integer_io: bool | Mapping[str | int, Any] | None = None,
     overwrite: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Exported:
@@ -74,6 +77,8 @@ def export(
         require: a share (0 to 1) of the multiply-adds, or dotted paths of modules, that the target must
             compute on integer kernels. Default: every quantized operator with multiply-adds; ``0.0``: no
             requirement.
+        integer_io: integers in place of floats at the edges of the file, as in ``quantize``. What they
+            stand for is in ``edges`` of the result, and beside the file in ``<name>.qparams.json``.
         overwrite: replace an existing file.
         options: options of the target itself.
 
@@ -82,6 +87,7 @@ def export(
         MissingExtraError: the target's packages are not installed; names the extra.
         ExportError: the target cannot take operators of the model (named), or these dynamic shapes.
         CoverageError: fewer operators than required became integer; lists them.
+        ConfigError: an input or output that ``integer_io`` names is not quantized.
 
     Warns once if the target's version was not tested.
 
@@ -97,15 +103,17 @@ def export(
     """
     target_path = Path(path)
     if isinstance(quantized, QuantizedCheckpoint):
+        _check_no_edges(integer_io)
         written = checkpoint_target(to or quantized.form.name, target_path)
         check_options(written, options or {})
         return export_checkpoint(quantized, target_path, written, overwrite=overwrite)
     target = find_target(to, target_path, backend_name(quantized))
     if isinstance(target, CheckpointTarget):
+        _check_no_edges(integer_io)
         check_options(target, options or {})
         layers = reference_of(quantized, target)
         return export_checkpoint(layers, target_path, target, options or {}, overwrite=overwrite)
-    reference = reference_of(quantized, target)
+    reference = reference_of(quantized, target).with_edges(IntegerEdges.of(integer_io))
     check_place(target_path, overwrite)
     check_installed(target)
     required = given_requirement(require)
@@ -115,6 +123,15 @@ def export(
     check_modules(job, required)
     check_version(target)
     return run_export(job, target, target_path, required)
+
+
+def _check_no_edges(integer_io: Any) -> None:
+    if IntegerEdges.of(integer_io) is not None:
+        raise UsageError(
+            "a checkpoint holds weights, and has no inputs and outputs",
+            where="integer_io",
+            fix="backquant.export(quantized, path, to=...), without integer_io",
+        )
 
 
 def check_exportable(

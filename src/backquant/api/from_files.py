@@ -113,7 +113,7 @@ def quantize_files(
         reference = ready.reference(kept=memory.kept)
         check_coverage(reference, required)
         # With nothing as its source it may share what is mapped: it is only written.
-        lowered = quantized_model(reference, nn.Module())
+        lowered = quantized_model(ready.faced(reference), nn.Module())
         check_coverage(lowered, required)
         report: Report = lowered.report
         write_model(lowered, target, TensorWriter(memory.kept), allow)

@@ -66,6 +66,7 @@ def quantize(
     slower: str | None = None,
     recipe: str | os.PathLike[str] | Sequence[str] = "default",
     metric: Metric | None = None,
+    integer_io: bool | Mapping[str | int, Any] | None = None,
     progress: bool = False,
     group: dist.ProcessGroup | None = None,
     checkpoint: Checkpoint | None = None,
@@ -114,6 +115,11 @@ def quantize(
             and the report says what each step gained.
         metric: a function of a model that gives a number, such as its accuracy on labelled data; the report
             has that of the result and of the float model. Default: the SQNR of the outputs alone.
+        integer_io: integers in place of floats at the edges: ``True`` at all inputs and outputs, or those of
+            a dict: inputs by name, outputs by position. ``{"x": True, 0: True}``: as the operators beside
+            them quantize; ``{"x": torch.uint8}``: of that dtype; ``{"x": (1 / 255, 0, torch.uint8)}``: scale
+            and zero point of what comes in, of images from a camera, say. ``input_qparams``,
+            ``output_qparams`` and the report say what the integers stand for. Default: floats.
         progress: show a progress bar on standard error while calibrating.
         group: the process group that quantizes together: each rank passes its own batches (possibly none),
             and all get the same model. Default: this process alone. See docs/distributed.md.
@@ -131,6 +137,7 @@ def quantize(
             none and values have to be measured.
         EngineError: the backend's engine does not run in this build or on this CPU, or lacks a dtype.
         CoverageError: nothing, or less than required, can be quantized; lists the reasons.
+        ConfigError: an input or output that ``integer_io`` names is not quantized.
         UsageError: an argument is of the wrong kind.
 
     >>> import torch
@@ -170,6 +177,7 @@ def quantize(
             prepare_custom_config,
             capture,
             dynamic_shapes,
+            integer_io,
         )
         leaves_slower = slower_choice(slower, has_mapping=calls.has_mapping)
         ready = calls.calibrated(
@@ -194,12 +202,13 @@ def quantize(
         def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
             reference = ready.reference(in_float) if in_float or not corrected else corrected.pop()
             check_coverage(reference, required)
-            lowered = quantized_model(reference, source)
+            lowered = quantized_model(ready.faced(reference), source)
             check_coverage(lowered, required)
             return lowered
 
         def in_float(reason: Reason) -> QuantizedModel | None:
-            return None if required is not None else ready.in_float(reason, whole)
+            has_floats = ready.edges is None and required is None
+            return ready.in_float(reason, whole) if has_floats else None
 
         made = whole = converted({})
         keep = required if isinstance(required, tuple) else ()

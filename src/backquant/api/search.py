@@ -132,6 +132,12 @@ def search(
     call = CalibrationCall(
         backend, qconfig_mapping, prepare_custom_config=prepare_custom_config, capture=capture
     )
+    if call.edges is not None:
+        raise UsageError(
+            "a search compares models that take and give floats",
+            where="prepare_custom_config: quantized inputs or outputs",
+            fix="search without them, and backquant.export(found.model, path, integer_io=True)",
+        )
     measured = data if calibration is None else kept_set(inputs_of(model, calibration))
     with sharing(group) as ranks:
         ready = call.calibrated(

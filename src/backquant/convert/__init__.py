@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from backquant.convert.custom_modules import dequantize_all
+from backquant.convert.integer_edges import (
+    IntegerEdges,
+    integer_edges,
+    keep_integers,
+    with_integer_edges,
+)
 from backquant.convert.original_weights import original_weights
 from backquant.convert.reference import convert_to_reference
 from backquant.convert.request import ConvertRequest, Kept, as_it_is
@@ -10,11 +16,15 @@ from backquant.convert.state import ReferenceModel, reference_state
 
 __all__ = [
     "ConvertRequest",
+    "IntegerEdges",
     "Kept",
     "ReferenceModel",
     "as_it_is",
     "convert_to_reference",
     "dequantize_all",
+    "integer_edges",
+    "keep_integers",
     "original_weights",
     "reference_state",
+    "with_integer_edges",
 ]

@@ -33,6 +33,7 @@ from backquant.convert.hardware_biases import round_biases
 from backquant.convert.hardware_ratios import ratio_units
 from backquant.convert.hardware_rounding import round_results
 from backquant.convert.hardware_scales import hardware_scales
+from backquant.convert.integer_edges import measured_outputs
 from backquant.convert.interface import (
     dequantize_inputs,
     insert_dequantize,
@@ -141,6 +142,7 @@ def _converted(
         note = f"{count} {what} float: only float operators read {'them' if count > 1 else 'it'}"
         work.plan = work.plan.noted(note)
     work.keys_of_sites = qparams_keys(work, needed)
+    measured = measured_outputs(work)
     swaps = run_pass(custom_swaps, work, request.custom)
     skipped = run_pass(dequantize_inputs, work) | run_pass(convert_functional_weights, work, needed)
     absorbed = run_pass(fuse_outputs, work, swaps)
@@ -152,6 +154,7 @@ def _converted(
     run_pass(convert_standalone_modules, work, partial(_standalone, work, request))
     run_pass(keep_outputs_quantized, work)
     result = run_pass(_finish_reference, work, needed, request)
+    with_state(result, replace(reference_state(result), measured_outputs=measured))
     preserve(result, prepared, request.custom.preserved_attributes, "ConvertCustomConfig")
     return result
 

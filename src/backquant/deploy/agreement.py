@@ -4,8 +4,8 @@
    have distinct values.
 2. Where sizes are free, the calls rise and fall (3, 7, 2, 7 on each free axis, as far as bounds and the model
    allow; else the example's size, twice, half, twice): a program may keep what an earlier call has left.
-3. Each output is compared on its own. What differs by a third of its size and by more than roundings lead the
-   reference model (see ``roundings``) is an error.
+3. Each output is compared on its own, integers by the values that they stand for. What differs by a third of
+   its size and by more than roundings lead the reference model (see ``roundings``) is an error.
 4. Where no call could be compared, a note says so.
 5. A target may have a second way to run a file, without the shortcuts of this CPU (sums of 16 bits where it
    has no VNNI). What is right there is right in the file, and noted.
@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -22,9 +22,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backquant.deploy.examples import with_sizes_on_free_axes
-from backquant.deploy.job import ExportJob
+from backquant.deploy.job import OUTPUT, ExportJob
 from backquant.deploy.program import quiet
-from backquant.deploy.roundings import dithered_values, output_values, ratio
+from backquant.deploy.roundings import dithered_values, output_values, ratio, real_values
 from backquant.deploy.session import Loaded, LoadingTarget
 from backquant.deploy.target import Target
 from backquant.errors import ExportError
@@ -81,7 +81,7 @@ def check_agreement(job: ExportJob, target: Target, path: Path) -> tuple[str, ..
 def _calls(job: ExportJob) -> Iterator[_Call]:
     """Rules 1 and 2; what the reference model does not take, or gives no numbers for, is left out."""
     if not job.dynamic_shapes:
-        drawn = _drawn((job.args, dict(job.kwargs)))
+        drawn = _drawn((job.args, dict(job.kwargs)), _integers_in(job))
         yield from _called(job, "inputs drawn anew", drawn)
         return
     calls = [c for size in _SIZES for c in _called(job, f"free sizes of {size}", _sized(job, size))]
@@ -101,21 +101,31 @@ def _called(job: ExportJob, words: str, inputs: Any) -> Iterator[_Call]:
         return
     floats = [v for v in wanted if isinstance(v, torch.Tensor) and v.is_floating_point()]
     if all(v.isfinite().any() for v in floats if v.numel()):
-        yield _Call(called, wanted, words)
+        yield _Call(called, real_values(job, wanted), words)
 
 
 def _sized(job: ExportJob, size: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
     names = [str(node.target) for node in job.module.graph.find_nodes(op="placeholder")]
     grown = with_sizes_on_free_axes(job.args, job.kwargs, job.dynamic_shapes, (names, size))
-    drawn: tuple[tuple[Any, ...], dict[str, Any]] = _drawn(grown)
+    drawn: tuple[tuple[Any, ...], dict[str, Any]] = _drawn(grown, _integers_in(job))
     return drawn
 
 
-def _drawn(inputs: Any) -> Any:
-    """``inputs`` with other floats of the same range; whole numbers (masks) and integers as they are."""
+def _integers_in(job: ExportJob) -> frozenset[torch.dtype]:
+    """The dtypes of inputs whose integers stand for floats."""
+    inputs = (q for name, q in job.edges.items() if not name.startswith(OUTPUT))
+    return frozenset(qparams.dtype for qparams in inputs)
+
+
+def _drawn(inputs: Any, integers: Collection[torch.dtype] = ()) -> Any:
+    """``inputs`` with other floats of the same range, and other values of these ``integers``; whole numbers
+    (masks) and other integers as they are."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(value: torch.Tensor) -> torch.Tensor:
+        if value.dtype in integers and value.numel():
+            least, most = (int(one) for one in value.aminmax())
+            return torch.randint(least, most + 1, value.shape, generator=generator).to(value.dtype)
         if not value.is_floating_point() or not value.numel() or not value.isfinite().all():
             return value
         if torch.equal(value, value.round()) and value.any():
@@ -161,15 +171,15 @@ def _wrong_output(call: _Call, results: Sequence[Any]) -> str | None:
     """Rule 3."""
     if len(results) != len(call.wanted):
         return f"{len(results)} outputs in place of {len(call.wanted)}"
-    far = {}
+    far, results = {}, real_values(call.job, [torch.as_tensor(result) for result in results])
     for place, (one, other) in enumerate(zip(call.wanted, results, strict=True)):
         if not isinstance(one, torch.Tensor) or not one.is_floating_point():
             continue
-        result = torch.as_tensor(other).to(one.dtype)
+        result = other.to(one.dtype)
         near = ratio([one], [result])
         if near < _NEAR and not (_is_nothing(one) and _is_nothing(result)):
             far[place] = near
-    noisy = dithered_values(call.job, 0) if far else []
+    noisy = real_values(call.job, dithered_values(call.job, 0)) if far else []
     for place, near in far.items():
         rounding = ratio([call.wanted[place]], [noisy[place]])
         if near < rounding - _MORE:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backquant.dtypes import QParams
 from backquant.match.plan import Reason
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _SHOWN = 3
 ON_KERNELS = "on integer kernels"
 
-__all__ = ["ON_KERNELS", "Exported", "TargetKernel", "Written"]
+__all__ = ["ON_KERNELS", "Exported", "TargetKernel", "Written", "edges_as_data"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,23 @@ class Written:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
+def edges_as_data(edges: Mapping[str, QParams]) -> dict[str, dict[str, Any]]:
+    """
+    >>> edges_as_data({})
+    {}
+    """
+    return {
+        name: {
+            "dtype": str(qparams.dtype).removeprefix("torch."),
+            "scale": qparams.scale,
+            "zero_point": qparams.zero_point,
+            "quant_min": qparams.quant_min,
+            "quant_max": qparams.quant_max,
+        }
+        for name, qparams in edges.items()
+    }
+
+
 @dataclass(frozen=True)
 class Exported:
     """An exported model.
@@ -68,6 +86,7 @@ class Exported:
     node, with the reason. ``means``: where the operators are that count as integer; of a target without a
     runtime, between quantize and dequantize nodes. ``notes``: what the comparison of the file with the
     reference model has to say, if anything. ``figures``: what the target's compiler says, by name.
+    ``edges``: what the integers of inputs and outputs stand for, by ``"x"`` and ``"output 0"``.
 
     >>> exported = Exported(Path("m.onnx"), "onnx", "onnxruntime 1.31", expected=2, integer=2,
     ...                     integer_share=1.0)
@@ -90,6 +109,7 @@ multiply-adds
     means: str = ON_KERNELS
     notes: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
+    edges: Mapping[str, QParams] = field(default_factory=dict)
 
     def __str__(self) -> str:
         share = f"{self.integer_share:.1%}"
@@ -122,6 +142,7 @@ multiply-adds
             "undelegated": [vars(reason) for reason in self.undelegated],
             "notes": list(self.notes),
             "figures": dict(self.figures),
+            "edges": edges_as_data(self.edges),
         }
 
     def renderable(self) -> RenderableType:
@@ -137,6 +158,8 @@ multiply-adds
             yield f"  {count:4d} × {kernel}"
         for name, figure in self.figures.items():
             yield f"  {name}: {figure}"
+        for name, qparams in self.edges.items():
+            yield f"  {name}: {qparams}"
         if self.left_in_float:
             yield "quantized, and computed in float by the target:"
         for reason in self.left_in_float:

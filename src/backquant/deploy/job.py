@@ -16,11 +16,14 @@ from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
 from backquant.deploy.decomposed import decomposed_for_runtimes
 from backquant.deploy.edits import AtenCalls, replace
 from backquant.deploy.program import Program, export_program, origins_of_stacks
-from backquant.dtypes import Granularity, is_quantized
+from backquant.dtypes import Granularity, QParams, is_quantized
 from backquant.match.plan import MatchKind, Plan
 from backquant.operators import overload
 
-__all__ = ["ExpectedOperator", "ExportJob", "expected_operators"]
+__all__ = ["OUTPUT", "ExpectedOperator", "ExportJob", "expected_operators"]
+
+#: Before the label of an output in ``ExportJob.edges``.
+OUTPUT = "output "
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class ExportJob:
     dequantize, after the rules ``config.qdq``. ``args`` and ``kwargs`` are example inputs for it.
     ``dynamic_shapes`` is that of ``torch.export``. ``multiply_adds`` holds those of each node of
     ``module`` that has any, on the example inputs; ``uncounted`` the nodes of which they are not known.
+    ``edges``: what the integers of inputs and outputs stand for, by ``"x"`` and ``"output 0"``.
     """
 
     module: GraphModule
@@ -61,6 +65,7 @@ class ExportJob:
     expected: tuple[ExpectedOperator, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     uncounted: tuple[str, ...] = ()
+    edges: Mapping[str, QParams] = field(default_factory=dict)
 
     @property
     def qdq(self) -> QDQRules:

@@ -11,15 +11,16 @@ from torch.nn.utils import rnn
 from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig, QDQRules
-from backquant.convert import ReferenceModel, reference_state
+from backquant.convert import IntegerEdges, ReferenceModel, keep_integers, reference_state
 from backquant.deploy.columns import lay_columns
 from backquant.deploy.examples import with_row_major, with_two_on_free_axes
-from backquant.deploy.job import ExportJob, expected_operators
+from backquant.deploy.job import OUTPUT, ExportJob, expected_operators
 from backquant.deploy.portable import portable
 from backquant.deploy.read_sizes import Recorder, known_nodes, write_read_sizes
 from backquant.deploy.target import Target
+from backquant.dtypes import QParams
 from backquant.errors import ExportError, InputError, UsageError, first_line, literal
-from backquant.graph import as_arguments
+from backquant.graph import DeferredGraphModule, as_arguments, rebuilt, shallow_copy
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.edit import NamePool
 from backquant.graph.example import describe_value
@@ -30,8 +31,9 @@ from backquant.graph.plain_arguments import plain_shapes, with_plain_arguments
 from backquant.graph.plain_outputs import with_plain_outputs
 from backquant.match import Plan
 from backquant.operators import overload
+from backquant.prepare import Record
 from backquant.runtime import QuantizedModel
-from backquant.runtime.as_integers import as_integers
+from backquant.runtime.as_integers import integer_arguments
 
 
 def export_job(reference: ReferenceModel, target: Target, args: tuple[Any, ...]) -> ExportJob:
@@ -74,11 +76,37 @@ _PACKING = (
 
 
 class Reference(NamedTuple):
-    """A reference graph with the plan and the backend that it was made by."""
+    """A reference graph with its record, and what the integers at its edges stand for, by position."""
 
     module: fx.GraphModule
-    plan: Plan
-    config: BackendConfig
+    record: Record
+    inputs: Mapping[int, QParams | None]
+    outputs: Mapping[int | str, QParams | None]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that it was made by."""
+        return self.record.plan
+
+    @property
+    def config(self) -> BackendConfig:
+        """The backend that it was made for."""
+        return self.record.backend_config
+
+    def with_edges(self, edges: IntegerEdges | None) -> Reference:
+        """With integers at these edges. Raises ``ConfigError`` where that cannot be, ``UsageError`` where it
+        has integers already."""
+        if edges is None:
+            return self
+        if self.inputs or self.outputs:
+            raise UsageError(
+                "the model takes or gives integers already",
+                where="integer_io",
+                fix="backquant.export(quantized, path), which keeps them",
+            )
+        module = rebuilt(DeferredGraphModule, self.module, shallow_copy(self.module))
+        found = keep_integers(module, edges, self.record)
+        return self._replace(module=module, inputs=found.inputs, outputs=found.outputs)
 
 
 def reference_of(quantized: nn.Module, target: Target) -> Reference:
@@ -91,7 +119,7 @@ def reference_of(quantized: nn.Module, target: Target) -> Reference:
                 where="export",
                 fix='backquant.convert_to_reference_fx(prepared, dialect="decomposed")',
             )
-        return Reference(quantized, state.plan, state.backend_config)
+        return Reference(quantized, state, state.inputs, state.outputs)
     if not isinstance(quantized, QuantizedModel):
         raise UsageError(
             f"{type(quantized).__name__} is not a quantized model",
@@ -107,7 +135,8 @@ def reference_of(quantized: nn.Module, target: Target) -> Reference:
             where="export",
             fix="backquant.export(quantized.cpu(), ...)",
         )
-    return Reference(quantized.graph_module, quantized.plan, quantized.backend_config)
+    record = quantized.record
+    return Reference(quantized.graph_module, record, record.inputs, record.outputs)
 
 
 def lowered_error(engine: str, target: Target) -> UsageError:
@@ -167,13 +196,6 @@ def example_of(quantized: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[
                 fix="backquant.export(quantized, path, example_inputs=(x,))",
             )
         args, kwargs = spec.arguments()
-    if isinstance(quantized, QuantizedModel) and quantized.input_qparams:
-        args = tuple(
-            as_integers(value, quantized.input_qparams[index])
-            if index in quantized.input_qparams
-            else value
-            for index, value in enumerate(args)
-        )
     return args, kwargs
 
 
@@ -211,6 +233,8 @@ def job_of(
     _check_packing(reference.module.graph)
     module = portable(reference.module, config.qdq or QDQRules())
     dynamic_shapes = plain_shapes(dynamic_shapes, names, args, kwargs)
+    given = {index: qparams for index, qparams in reference.inputs.items() if qparams is not None}
+    args, kwargs = integer_arguments(reference.module.graph, given, args, kwargs)
     args, kwargs = with_plain_arguments(module, args, kwargs)
     dynamic_shapes = of_all_inputs(dynamic_shapes, dict(zip(names, args, strict=False)) | kwargs)
     args, kwargs = with_row_major(with_two_on_free_axes(args, kwargs, dynamic_shapes, names))
@@ -234,7 +258,15 @@ def job_of(
         expected=expected_operators(reference.plan, config, costs),
         options=options,
         uncounted=tuple(shown.uncounted),
+        edges=_edges(names, reference),
     )
+
+
+def _edges(names: list[str], reference: Reference) -> dict[str, QParams]:
+    """What integers stand for, by the name of an input and the label of an output."""
+    inputs = {names[index].lstrip("*"): q for index, q in reference.inputs.items()}
+    found = {**inputs, **{f"{OUTPUT}{label}": q for label, q in reference.outputs.items()}}
+    return {name: qparams for name, qparams in found.items() if qparams is not None}
 
 
 # Products, tables and numbers that depend on no input, in a file of fixed sizes: constants, computed once.

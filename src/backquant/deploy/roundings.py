@@ -13,11 +13,19 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from backquant.deploy.job import ExportJob
+from backquant.deploy.job import OUTPUT, ExportJob
 from backquant.deploy.program import quiet
 from backquant.lower.qdq import is_quantize
 
-__all__ = ["computed", "dithered", "dithered_values", "float_tensors", "output_values", "ratio"]
+__all__ = [
+    "computed",
+    "dithered",
+    "dithered_values",
+    "float_tensors",
+    "output_values",
+    "ratio",
+    "real_values",
+]
 
 _MOST = 120.0  # dB
 _DYNAMIC = tuple(  # their scale is measured at each call
@@ -44,6 +52,20 @@ def output_values(job: ExportJob) -> list[Any]:
 def dithered_values(job: ExportJob, seed: int) -> list[Any]:
     """The same with the noise of ``dithered``."""
     return _flat(_Dithered(job, seed))
+
+
+def real_values(job: ExportJob, values: Sequence[Any]) -> list[Any]:
+    """``values``, the flat outputs of a call, with floats for the integers that stand for some."""
+    pending = [qparams for name, qparams in job.edges.items() if name.startswith(OUTPUT)]
+    made = []
+    for value in values:
+        stands_for = pending and isinstance(value, torch.Tensor) and value.dtype == pending[0].dtype
+        made.append(_real(value, *pending.pop(0).args) if stands_for else value)
+    return made
+
+
+def _real(value: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    return (value.float() - zero_point) * scale
 
 
 def float_tensors(value: Any) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import operator
 import re
@@ -16,7 +17,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from backquant.deploy.agreement import check_agreement
-from backquant.deploy.exported import Exported, Written
+from backquant.deploy.exported import Exported, Written, edges_as_data
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.output_files import staged
 from backquant.deploy.target import Target
@@ -54,6 +55,11 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
         _check(exported, job, require)
         with _in_words_of(target, job, staging):
             notes = check_agreement(job, target, staging)
+        if job.edges:
+            beside = staging.with_suffix(".qparams.json")
+            beside.write_text(
+                json.dumps(edges_as_data(job.edges), indent=2) + "\n", encoding="utf-8"
+            )
     return replace(exported, files=tuple(files), notes=notes)
 
 
@@ -145,6 +151,7 @@ def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> E
         uncounted=job.uncounted,
         means=written.means,
         figures=written.figures,
+        edges=job.edges,
     )
 
 

@@ -91,7 +91,16 @@ def quantized_model(
 def _interface(reference: fx.GraphModule) -> Interface | None:
     """That of an exported model; of a traced one what its output is made of, if it holds classes."""
     found, output = interface_of(reference), output_of(reference)
-    return Interface((), output) if found is None and output is not None else found
+    if found is None:
+        return None if output is None else Interface((), output)
+    integers = reference_state(reference).inputs
+    names = [str(node.target) for node in reference.graph.find_nodes(op="placeholder")]
+    dtypes = {names[i]: str(q.dtype).removeprefix("torch.") for i, q in integers.items() if q}
+    arguments = tuple(
+        replace(one, dtypes=(dtypes[one.name],)) if one.name in dtypes else one
+        for one in found.arguments
+    )
+    return replace(found, arguments=arguments)
 
 
 def _lowered(reference: fx.GraphModule, engine: EngineInfo | None, for_all: bool) -> Lowered:

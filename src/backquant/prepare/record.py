@@ -89,8 +89,8 @@ class Record:
     3. prepare: ``sites``. Every name in ``plan`` and ``sites`` is a node of the graph or an observer's.
     4. convert: ``plan`` is the one after calibration, ``qparams`` what each converted site became,
        ``inputs`` and ``outputs`` what the model takes and gives quantized, by position (``None`` where the
-       tensor itself says what its integers stand for), ``dialect`` how the graph is written, and ``keys``
-       the keys of a ``state_dict`` by quantize node.
+       tensor itself says what its integers stand for), ``measured_outputs`` what others would be,
+       ``dialect`` how the graph is written, and ``keys`` the keys of a ``state_dict`` by quantize node.
     """
 
     plan: Plan
@@ -113,6 +113,7 @@ class Record:
     keys: Mapping[str, QParamsKey] = field(default_factory=dict)
     inputs: Mapping[int, QParams | None] = field(default_factory=dict)
     outputs: Mapping[int | str, QParams | None] = field(default_factory=dict)
+    measured_outputs: Mapping[int | str, QParams] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     figures: Figures = field(default_factory=Figures)
 

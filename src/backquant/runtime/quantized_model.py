@@ -51,9 +51,9 @@ class QuantizedModel(Checkpointed, FastCallModule):
     as nothing was changed. ``qparams``: scales and zero points by the names of the modules.
     ``record``: what is known of it; ``plan``, ``report``, ``engine`` and the like read that.
     ``source``: its file, if it was loaded. ``original_weights_lookup``: set by ``convert_fx`` if asked for.
-    ``input_qparams`` and ``output_qparams`` are of those that ``PrepareCustomConfig`` has quantized. Such an
-    input is a plain integer tensor, or one of PyTorch's quantized tensors, which is brought to these qparams;
-    such an output is a plain integer tensor.
+    ``input_qparams`` and ``output_qparams`` are of those that are integers (``integer_io``, or a
+    ``PrepareCustomConfig``). Such an input is a plain integer tensor; floats and PyTorch's quantized tensors
+    are brought to these qparams. Such an output is a plain integer tensor.
 
     ``replays``: inputs of a kind (shapes and dtypes) that came before run as one recorded graph, without
     Python between the operators; ``model.replays = None`` switches that off.
@@ -220,12 +220,12 @@ class QuantizedModel(Checkpointed, FastCallModule):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         interface = self.interface
-        if interface is not None and self._checks_calls():
-            interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
             args, kwargs = integer_arguments(
                 self.graph_module.graph, self.input_qparams, args, kwargs
             )
+        if interface is not None and self._checks_calls():
+            interface.check(args, kwargs)
         given = args, kwargs  # without gradients ``torch.compile`` has a break less
         grad = torch.is_grad_enabled()
         result = without_gradients(self._run, given, {}) if grad else self._run(*given)

@@ -141,6 +141,8 @@ class Lowering:
             held = self.values.get(node)
             if isinstance(held, Dequantized):
                 value = self._output_of(held, self._edge_layout(node))
+            elif isinstance(held, Value) and not node.meta["val"].is_floating_point():
+                value = held
             elif isinstance(held, (Value, Constant)):
                 value = Call(node, self.emitter, self.values).floats(held)
             else:
