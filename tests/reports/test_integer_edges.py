@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
         lambda: backquant.search(
             cnn(),
             data=DATA,
-            budget={"max_drop": 0.1},
+            budget={"min_sqnr": 30},
             prepare_custom_config=PrepareCustomConfig().set_input_quantized_indexes([0]),
         ),
         UsageError,
