@@ -7,7 +7,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from backquant.prepare.record import Figures
+from backquant.figures import Figures
 from backquant.report.first import headline, shortfall
 from backquant.report.model import ObserverRow, ReasonRow, Report, Row
 from backquant.report.share import human_bytes

@@ -15,7 +15,7 @@ from backquant.accuracy.calibrated import Calibrated
 from backquant.accuracy.figures import MOST_LOSS, decibels
 from backquant.accuracy.outputs import FloatOutputs
 from backquant.calibrate.group import Ranks
-from backquant.prepare.record import Figures
+from backquant.figures import Figures
 from backquant.report.first import shortfall
 from backquant.runtime import QuantizedModel
 

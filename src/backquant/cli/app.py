@@ -16,7 +16,7 @@ from backquant.cli.parts_command import quantize_parts
 app = typer.Typer(
     name="backquant",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode=None,  # the pretty help imports for longer than the command runs
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,7 +35,11 @@ def _app(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+            "--version",
+            "-V",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
         ),
     ] = False,
 ) -> None:

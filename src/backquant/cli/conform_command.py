@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from backquant.cli.console import DONE, NO, emit, guarded, stop
 
@@ -70,5 +69,5 @@ def conform(
             examples=imported(examples, "examples") if examples else None,
             progress=progress,
         )
-    emit(as_json=as_json, data=found.to_dict(), shown=Text(str(found)))
+    emit(as_json=as_json, data=found.to_dict(), shown=str(found))
     stop(DONE if found.conforms else NO)

@@ -13,14 +13,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
-from rich.text import Text
 
 from backquant.errors import BackquantError, CoverageError, UsageError
-from backquant.report.console import SafeConsole
+
+if TYPE_CHECKING:  # rich takes longer to import than a command without tables runs
+    from rich.console import Console, RenderableType
 
 DONE, NO, USAGE = 0, 1, 2
 WIDTH = 140  # of tables in files and pipes; COLUMNS overrides it
@@ -28,6 +28,8 @@ WIDTH = 140  # of tables in files and pipes; COLUMNS overrides it
 
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as the terminal, or ``WIDTH`` columns where there is none."""
+    from backquant.report.console import SafeConsole
+
     stream = sys.stderr if stderr else sys.stdout
     fixed = not stream.isatty() and "COLUMNS" not in os.environ
     return SafeConsole(file=stream, width=WIDTH if fixed else None, highlight=False)
@@ -44,16 +46,24 @@ def print_parts(target: Console, shown: RenderableType) -> None:
 
 
 def emit(*, as_json: bool, data: Any, shown: RenderableType) -> None:
-    """Print ``data`` as JSON, or what a person reads, on standard output."""
+    """Print ``data`` as JSON, or what a person reads, on standard output. Text is text, without markup."""
     if as_json:
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        print_parts(console(), shown)
+        from rich.text import Text
+
+        print_parts(console(), Text(shown) if isinstance(shown, str) else shown)
 
 
 def note(text: str) -> None:
     """A remark on standard error, so that output stays clean for pipes."""
-    console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+    _say(text, "dim")
+
+
+def _say(text: str, style: str) -> None:
+    from rich.text import Text
+
+    console(stderr=True).print(Text(text, style=style), soft_wrap=True)
 
 
 def stop(status: int) -> NoReturn:
@@ -105,7 +115,7 @@ def guarded(*, as_json: bool = False) -> Iterator[None]:
         with _named_files():
             yield
     except BackquantError as error:
-        console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        _say(f"error: {error}", "red")
         if as_json:
             kind = type(error).__name__
             parts = {"kind": kind, "what": error.what, "where": error.where, "fix": error.fix}

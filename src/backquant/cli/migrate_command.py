@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from backquant.cli.console import DONE, NO, console, emit, guarded, note, stop
 
@@ -44,7 +43,7 @@ def migrate(
         note(report_text(migration))
     else:
         data = migration.to_dict() | ({"diff": migration.diff()} if diff else {})
-        emit(as_json=as_json, data=data, shown=Text(report_text(migration)))
+        emit(as_json=as_json, data=data, shown=report_text(migration))
     left = not migration.is_clean if check or diff else bool(migration.findings)
     stop(NO if left else DONE)
 

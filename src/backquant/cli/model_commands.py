@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
-from rich.console import Group
-from rich.text import Text
 
 from backquant.cli.console import emit, guarded, note
 from backquant.errors import UsageError
 from backquant.files import is_folder, write_text
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from backquant.backend_config import BackendConfig
     from backquant.calibrate.checkpoint import Checkpoint
     from backquant.deploy import Target
@@ -191,6 +191,9 @@ def quantize(
     as_json: Json = False,
 ) -> None:
     """Quantize a model and write one file that runs without its code."""
+    from rich.console import Group
+    from rich.text import Text
+
     import backquant
     from backquant.cli.backends import sound_backend
     from backquant.cli.checkpoint_command import (
@@ -213,7 +216,7 @@ def quantize(
                 Path(model), output, to, asked, group_size, data, recipe, batch_size,
                 force=force, quiet=as_json,
             )  # fmt: skip
-            emit(as_json=as_json, data=done.to_dict(), shown=Text(str(done)))
+            emit(as_json=as_json, data=done.to_dict(), shown=str(done))
             return
     with guarded(as_json=as_json), launched(timeout) as group:
         _check_output(output, force)
@@ -330,6 +333,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Print what a saved model holds: engine, kernels, what stays float. Reads no tensor."""
+    from rich.console import Group
+
     from backquant.artifact import describe
 
     with guarded(as_json=as_json):
@@ -357,16 +362,24 @@ def _renderable(report: Report) -> Any:
 
 
 def _table(report: Report) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
     from backquant.report.text import table_parts
 
     return Group(Text(""), *table_parts(report))
 
 
 def _shown(report: Report, *, table: bool) -> Group:
+    from rich.console import Group
+
     return Group(_renderable(report), *([_table(report)] if table else []))
 
 
 def _summary(quantized: QuantizedModel, output: Path) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
     from backquant.report.share import human_bytes
 
     size = human_bytes(output.stat().st_size)

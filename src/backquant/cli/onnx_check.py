@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from backquant.cli.console import DONE, NO, emit, guarded, stop
 from backquant.errors import UsageError, command
 
@@ -44,7 +42,7 @@ def check_file(path: str, target: str | None, *, as_json: bool) -> None:
     lines = [*_lines(found), f"{path}, for {target}: {total}"]
     data: dict[str, Any] = {"file": path, "target": target}
     data |= {"findings": [finding.to_dict() for finding in found], **counts}
-    emit(as_json=as_json, data=data, shown=Text("\n".join(lines)))
+    emit(as_json=as_json, data=data, shown="\n".join(lines))
     stop(NO if counts["error"] else DONE)
 
 

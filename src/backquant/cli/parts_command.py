@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from backquant.cli.console import emit, guarded
 from backquant.cli.model_commands import Allow, BatchSize, Json, Model, Recipe, Slower
@@ -72,5 +71,5 @@ def quantize_parts(
     emit(
         as_json=as_json,
         data={"folder": str(output), **made.to_dict()},
-        shown=Text(f"wrote {output}\n\n{made}"),
+        shown=f"wrote {output}\n\n{made}",
     )

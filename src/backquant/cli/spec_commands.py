@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from backquant.cli.console import DONE, NO, emit, guarded, stop
 
@@ -47,6 +44,9 @@ class SchemaOf(str, Enum):
 
 def backends(as_json: Json = False) -> None:
     """List the backends that are found by name, and which of their engines run here."""
+    from rich.table import Table
+    from rich.text import Text
+
     from backquant.cli.engines import engine_here
     from backquant.cli.listed import listed_backends
 
@@ -68,13 +68,16 @@ def show(
     allow: Allow = None,
 ) -> None:
     """Print what a backend supports, operator by operator, and its default observers."""
+    from rich.console import Group
+    from rich.text import Text
+
     from backquant.backend_config import tables
     from backquant.cli.backends import load_backend
     from backquant.cli.engines import engine_here
 
     with guarded(as_json=as_json):
         config = load_backend(backend, allow)
-        shown: RenderableType
+        shown: Any
         if form is Format.text:
             shown = Group(
                 tables.to_text(config),
@@ -98,7 +101,9 @@ def show(
     emit(as_json=as_json, data=data, shown=shown)
 
 
-def _listed(heading: str, lines: list[str]) -> Iterator[Text]:
+def _listed(heading: str, lines: list[str]) -> Iterator[Any]:
+    from rich.text import Text
+
     if lines:
         yield Text(f"\n{heading}")
         yield from (Text(f"  {line}") for line in lines)
@@ -110,7 +115,7 @@ def diff(a: Backend, b: Backend, as_json: Json = False, allow: Allow = None) -> 
 
     with guarded(as_json=as_json):
         difference = load_backend(a, allow).diff(load_backend(b, allow))
-    emit(as_json=as_json, data=difference.to_dict(), shown=Text(difference.render()))
+    emit(as_json=as_json, data=difference.to_dict(), shown=difference.render())
     stop(NO if difference else DONE)
 
 
@@ -144,7 +149,7 @@ def check(
     total = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items())
     lines = [*_finding_lines(found), f"{spec}: {total}"]
     data = {"spec": spec, "findings": [finding.to_dict() for finding in found], **counts}
-    emit(as_json=as_json, data=data, shown=Text("\n".join(lines)))
+    emit(as_json=as_json, data=data, shown="\n".join(lines))
     stop(NO if counts["error"] else DONE)
 
 

@@ -14,6 +14,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import ObservedQParams, QParams
 from backquant.errors import UsageError
+from backquant.figures import Figures
 from backquant.graph import DeferredGraphModule, Provenance, Scope, set_module
 from backquant.graph.costs import GraphCosts
 from backquant.graph.example_spec import ExampleSpec
@@ -53,22 +54,6 @@ class Request:
     backend_config: BackendConfig
     qconfig_mapping: QConfigMapping
     custom: PrepareCustomConfig | None = None
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What ``quantize`` measured of its result beside the float model; ``None``: not measured.
-
-    ``sqnr``: of the outputs in dB (higher is better) on ``data``; ``seconds``: of a call with the example
-    inputs; ``metric``: the user's.
-    """
-
-    sqnr: float | None = None
-    data: str = ""
-    seconds: float | None = None
-    float_seconds: float | None = None
-    metric: float | None = None
-    float_metric: float | None = None
 
 
 @dataclass(frozen=True)

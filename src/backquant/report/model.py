@@ -18,7 +18,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from backquant.prepare.record import Figures
+from backquant.figures import Figures
 
 _FLOAT_KERNELS = frozenset(
     {"backquant.attention"}

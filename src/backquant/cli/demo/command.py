@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from backquant.cli.console import DONE, NO, console, emit, guarded, note, stop
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
     from backquant.backend_config import BackendConfig
     from backquant.cli.demo.digits import Digits, DigitsNet
     from backquant.cli.demo.outcome import Outcome
@@ -82,6 +81,7 @@ def _check_before_training(config: BackendConfig, data: Digits) -> None:
 
 def _train(data: Digits) -> DigitsNet:
     import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from backquant.cli.demo.digits import DigitsNet, train
 
@@ -96,6 +96,9 @@ def _train(data: Digits) -> DigitsNet:
 
 
 def _shown(outcome: Outcome, report: Any, files: dict[str, str]) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
     from backquant.report.text import renderable
 
     again = "the same outputs" if outcome.same_when_loaded else "OTHER OUTPUTS"
@@ -116,7 +119,9 @@ def _shown(outcome: Outcome, report: Any, files: dict[str, str]) -> Group:
 
 
 def _numbers(outcome: Outcome, report: Any) -> Table:
-    from backquant.report.text import human_bytes
+    from rich.table import Table
+
+    from backquant.report.share import human_bytes
 
     table = Table("", "float", "quantized", "", show_edge=False)
     before, after = outcome.accuracies
