@@ -21,6 +21,7 @@ PAGES = {
     "SECURITY.md": "SECURITY.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "benchmarks/LOG.md": "benchmarks/LOG.md",
+    "examples/tutorials/README.md": "tutorials/index.md",
 }
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)(#[^)]*)?\)")
 NAMES = re.compile(r"^from (backquant(?:\.\w+)?) import (\w+) as \2$", re.MULTILINE)
@@ -35,7 +36,21 @@ def sources() -> dict[str, str]:
             if path.is_file() and path.suffix in (".md", ".png", ".svg", ".csv", ".json"):
                 found[name] = name.removeprefix("docs/")
     found["docs/conformance/README.md"] = "conformance/index.md"
+    for path in sorted((ROOT / "examples/tutorials").glob("*.py")):
+        found[path.relative_to(ROOT).as_posix()] = f"tutorials/{path.stem}.md"
     return found
+
+
+def notebook(text: str) -> str:
+    """A tutorial in jupytext's text form as a page: cells of Markdown, and of code in fences."""
+    page: list[str] = []
+    for cell in re.split(r"^# %%", text, flags=re.MULTILINE)[1:]:
+        head, _, body = cell.partition("\n")
+        if "[markdown]" in head:
+            page.append(re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip())
+        else:
+            page.append(f"```python\n{body.strip()}\n```")
+    return "\n\n".join(page) + "\n"
 
 
 def moved(text: str, source: str, places: dict[str, str]) -> str:
@@ -117,7 +132,8 @@ def write_pages(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = (ROOT / source).read_text(encoding="utf-8")
-            path.write_text(moved(text, source, places), encoding="utf-8")
+            text = notebook(text) if source.endswith(".py") else moved(text, source, places)
+            path.write_text(text, encoding="utf-8")
         else:
             shutil.copyfile(ROOT / source, path)
     for target, text in api().items():

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")]
+PAGES += [ROOT / "examples/tutorials/README.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "benchmarks/log").glob("*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -74,6 +75,11 @@ def test_pages_of_the_site(site, tmp_path: Path) -> None:
         re.MULTILINE,
     ):
         assert name in pages
+    tutorial = (tmp_path / "pages/tutorials/fx_migration.md").read_text(encoding="utf-8")
+    assert (
+        tutorial.startswith("# From `torch.ao.quantization`")
+        and "```python\nimport subprocess" in tutorial
+    )
     index = (tmp_path / "pages/index.md").read_text(encoding="utf-8")
     assert "](accuracy.md)" in index and "](docs/" not in index
 
