@@ -30,9 +30,7 @@ def test_what_hurts_most_comes_first() -> None:
     coarse = backquant.QConfig(backquant.observe.default_observer, few)
     mapping = backquant.QConfigMapping().set_global(backquant.default_qconfig)
     mapping.set_module_name("2", coarse)
-    found = backquant.sensitivity(
-        model, None, "fbgemm", [torch.randn(32, 16)], qconfig_mapping=mapping
-    )
+    found = backquant.sensitivity(model, [torch.randn(32, 16)], "fbgemm", qconfig_mapping=mapping)
     first = found.ranking()[0]
     assert first.name == "2" and first.gain > 3
     assert first.alone == min(group.alone for group in found.groups)

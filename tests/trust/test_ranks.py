@@ -147,7 +147,7 @@ def test_a_sensitivity_of_ranks_is_that_of_one(
 
     def measured(mine: list[torch.Tensor], path: Path, **group: Any) -> tuple[Any, ...]:
         torch.set_num_threads(1)
-        found = backquant.sensitivity(small(), torch.zeros(1, 4), data=mine, **group)
+        found = backquant.sensitivity(small(), mine, example_inputs=torch.zeros(1, 4), **group)
         improved = quantized(mine, recipe=STEPS, **group)
         backquant.save(improved, path)
         _, weights = read_file(path)

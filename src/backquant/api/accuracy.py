@@ -89,10 +89,10 @@ def compare(
 
 def sensitivity(
     model: Model,
-    example_inputs: Any = None,
-    backend: Backend | None = None,
     data: Iterable[Any] | None = None,
+    backend: Backend | None = None,
     *,
+    example_inputs: Any = None,
     calibration: Iterable[Any] | None = None,
     qconfig_mapping: QConfigMapping | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,
@@ -107,7 +107,7 @@ def sensitivity(
     group. What runs is the reference model, which computes what kernels compute without any engine.
 
     Args:
-        model, example_inputs, backend, qconfig_mapping, prepare_custom_config, capture: as in ``quantize``.
+        model, backend, example_inputs, qconfig_mapping, prepare_custom_config, capture: as in ``quantize``.
         data: batches that outputs are compared on.
         calibration: batches for measuring ranges. Default: ``data``, which must then be iterable repeatedly.
         progress: show progress bars on standard error.
@@ -126,7 +126,7 @@ def sensitivity(
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-    >>> found = sensitivity(model, data=[torch.randn(64, 8)])
+    >>> found = sensitivity(model, [torch.randn(64, 8)])
     >>> [group.name for group in found.groups], all(group.alone > found.sqnr for group in found.groups)
     (['0', '2'], True)
     """
@@ -134,7 +134,7 @@ def sensitivity(
         raise UsageError(
             "there is nothing to compare outputs on",
             where="backquant.sensitivity(data=None)",
-            fix="backquant.sensitivity(model, data=[batch, ...])",
+            fix="backquant.sensitivity(model, [batch, ...])",
         )
     if group is not None and resume is not None:
         raise UsageError(

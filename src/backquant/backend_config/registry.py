@@ -249,8 +249,20 @@ def is_spec_file(name_or_path: str | os.PathLike[str]) -> bool:
     return name_or_path.endswith(_SUFFIXES) or any(s in name_or_path for s in separators)
 
 
+#: What people call a backend that has another name here.
+_BY_OTHER_NAMES = {
+    **dict.fromkeys(("cpu", "intel", "amd", "int8", "pytorch"), "x86"),
+    **dict.fromkeys(("ort", "onnx", "onnx_runtime"), "onnxruntime"),
+    **dict.fromkeys(("cuda", "gpu", "trt", "nvidia"), "tensorrt"),
+    **dict.fromkeys(("tflite", "tensorflow_lite"), "litert"),
+    **dict.fromkeys(("arm", "mobile"), "qnnpack"),
+    "ov": "openvino",
+}
+
+
 def _unknown(name: str, known: list[str]) -> UnknownBackendError:
-    meant = did_you_mean(name, known, most=3)
+    usual = _BY_OTHER_NAMES.get(name.lower())
+    meant = f"did you mean {usual!r}?" if usual in known else did_you_mean(name, known, most=3)
     fix = f"{meant} list_backends() names all" if meant else f"one of {known}"
     return UnknownBackendError(
         f"backend {name!r} is not supported", where=f"backend={name!r}", fix=fix

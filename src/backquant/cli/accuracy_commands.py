@@ -10,6 +10,7 @@ import typer
 
 from backquant.cli.console import emit, guarded, only_answers
 from backquant.cli.model_commands import Allow, Html, Inputs, Json, Model, Timeout, save_page
+from backquant.errors import UsageError
 
 if TYPE_CHECKING:
     from backquant.accuracy.comparison import Comparison
@@ -101,9 +102,9 @@ def sensitivity(
 
         found = backquant.sensitivity(
             module,
-            parse_inputs(inputs) if inputs else example,
-            config,
             batches(data),
+            config,
+            example_inputs=parse_inputs(inputs) if inputs else example,
             calibration=None if calibration is None else batches(calibration),
             progress=not as_json and not rank_in(group),
             resume=resume,
@@ -122,7 +123,9 @@ def search(
     budget: Annotated[
         list[str],
         typer.Option(
-            "--budget", help="A limit such as max_drop=0.01 or max_ms=5; may be repeated."
+            "--budget",
+            help="A limit: max_drop=0.01 (of the metric), min_sqnr=30 (dB), max_ms=5, max_ratio=0.5 (of the "
+            "float model's time), max_bytes=1e6, max_bitops=1e9; may be repeated.",
         ),
     ],
     backend: Backend = "x86",
@@ -153,6 +156,12 @@ def search(
 
     with guarded(as_json=as_json), launched(timeout) as group, only_answers():
         limits = parsed(budget)
+        if limits.max_drop is not None and metric is None:
+            raise UsageError(
+                "max_drop needs a metric",
+                where=f"--budget max_drop={limits.max_drop:g}",
+                fix="--metric module:function, or --budget min_sqnr=30, which needs none",
+            )
         config = sound_backend(backend, allow)
         module, example = load_model(model)
 

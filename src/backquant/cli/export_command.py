@@ -33,7 +33,8 @@ def export(
     dynamic: Annotated[
         list[str] | None,
         typer.Option(
-            "--dynamic", help="An axis whose size may vary, e.g. x:0=batch or x:0=batch<=64."
+            "--dynamic",
+            help="An axis whose size may vary, e.g. x:0=batch or x:0=batch<=64; 0=batch of a single input.",
         ),
     ] = None,
     require: Annotated[
@@ -67,9 +68,10 @@ def export(
         checked_target(to, path, force)
         required = parse_requirement(require)
         chip = {} if accelerator is None else {"accelerator": accelerator}
-        shapes = parse_dynamic(dynamic or ())
+        quantized = backquant.load(artifact, allow=tuple(allow or ()))
+        shapes = _of_inputs(parse_dynamic(dynamic or ()), quantized)
         exported = backquant.export(
-            backquant.load(artifact, allow=tuple(allow or ())),
+            quantized,
             path,
             to=to,
             example_inputs=parse_inputs(inputs) if inputs else None,
@@ -144,7 +146,7 @@ def _no_option(text: str) -> UsageError:
 
 def parse_dynamic(texts: Any) -> dict[str, dict[int, str]] | None:
     """``NAME:AXIS=LABEL`` as the dynamic shapes of ``backquant.export``; equal labels are equal sizes,
-    and a label may have a bound: ``batch<=64``.
+    and a label may have a bound: ``batch<=64``. Without ``NAME:`` it is of the model's only input, "".
 
     Raises ``UsageError`` for text of another form.
 
@@ -153,11 +155,11 @@ def parse_dynamic(texts: Any) -> dict[str, dict[int, str]] | None:
     """
     shapes: dict[str, dict[int, str]] = {}
     for text in texts:
-        name, _, rest = text.partition(":")
+        name, _, rest = text.rpartition(":")
         axis, _, label = rest.partition("=")
         known, _, bound = label.partition("<=")
         is_label = (known or "d").isidentifier() and (bound or "0").isdecimal()
-        if not (name.isidentifier() and axis.isdecimal() and is_label):
+        if not ((name or "only").isidentifier() and axis.isdecimal() and is_label):
             raise UsageError(
                 f"{text!r} names no axis",
                 where="--dynamic",
@@ -165,3 +167,22 @@ def parse_dynamic(texts: Any) -> dict[str, dict[int, str]] | None:
             )
         shapes.setdefault(name, {})[int(axis)] = label or f"{name}_{axis}"
     return shapes or None
+
+
+def _of_inputs(shapes: dict[str, dict[int, str]] | None, quantized: Any) -> Any:
+    """``shapes`` with the name of the model's only input in place of "". Raises ``UsageError``."""
+    graph = getattr(quantized, "graph_module", None)
+    if shapes is None or graph is None:
+        return shapes
+    names = [str(node.target) for node in graph.graph.nodes if node.op == "placeholder"]
+    if "" in shapes and len(names) == 1:
+        shapes = {names[0] if name == "" else name: axes for name, axes in shapes.items()}
+    for name, axes in shapes.items():
+        if name not in names:
+            axis, label = next(iter(axes.items()))
+            raise UsageError(
+                f"the model has no input {name!r}" if name else "the model has several inputs",
+                where=f"--dynamic {name}:{axis}={label}" if name else f"--dynamic {axis}={label}",
+                fix=" or ".join(f"--dynamic {known}:{axis}={label}" for known in names),
+            )
+    return shapes

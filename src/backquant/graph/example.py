@@ -112,8 +112,29 @@ def check_inputs(
         raise InputError(
             f"the example inputs do not fit the model: {reason[0] if reason else repr(error)}",
             where=f"{type(model).__name__}({', '.join(passed)})" + (f", {line}" if line else ""),
-            fix=f"forward takes {_signature(model)}",
+            fix=_image_fix(model, leaves) or f"forward takes {_signature(model)}",
         ) from error
+
+
+def _image_fix(model: nn.Module, leaves: list[Any]) -> str:
+    """What to do where the inputs are images as files hold them: bytes, or channels last.
+
+    >>> _image_fix(nn.Conv2d(3, 8, 3), [torch.zeros(1, 8, 8, 3)])
+    'channels come first: images.permute(0, 3, 1, 2)'
+    """
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
+    image = next((x for x in leaves if isinstance(x, torch.Tensor) and x.dim() == 4), None)
+    if first is None or image is None:
+        return ""
+    fixes = []
+    channels = first.in_channels
+    if image.shape[1] != channels and image.shape[3] == channels:
+        fixes.append("channels come first: images.permute(0, 3, 1, 2)")
+    if not image.is_floating_point():
+        fixes.append(
+            "bytes become floats as in training: images.float() / 255, then its mean and deviation"
+        )
+    return "; ".join(fixes)
 
 
 def _cuda_devices(model: nn.Module) -> list[int]:

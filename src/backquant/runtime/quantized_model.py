@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -25,6 +26,7 @@ from backquant.match.plan import Plan, Reason
 from backquant.runtime.as_integers import as_quantized, integer_arguments, plain
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
+from backquant.runtime.child_first import child_first
 from backquant.runtime.dialect import shown_of
 from backquant.runtime.executor import Executor
 from backquant.runtime.fingerprint import fingerprint
@@ -286,6 +288,26 @@ class QuantizedModel(Checkpointed, FastCallModule):
             self.graph_module, self.record, example_inputs, dynamic_shapes, float_dtype
         )
         return CompiledModel._over(self, *made)
+
+    @child_first
+    def save(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """``backquant.save(self, path, ...)``: one file that runs without the model's code.
+
+        Raises what ``backquant.save`` raises.
+        """
+        import backquant
+
+        backquant.save(self, path, **options)
+
+    @child_first
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
+        """``backquant.export(self, path, ...)``: a file for another runtime; what came out.
+
+        Raises what ``backquant.export`` raises.
+        """
+        import backquant
+
+        return backquant.export(self, path, **options)
 
     def train(self, mode: bool = True) -> QuantizedModel:  # noqa: ARG002 - see the class
         """Stay in evaluation mode."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from backquant.deploy.job import ExportJob
+from backquant.deploy.onnx.axes import name_axes
 from backquant.deploy.onnx.blocks import narrow_constants, settle_blocks, transposed_blocks
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
 from backquant.deploy.onnx.exporter import exported_to_onnx
@@ -92,6 +93,7 @@ def _translated(job: ExportJob, table: Table, least: int = OPSET) -> Any:
 def _finished(model: Any, job: ExportJob) -> Any:
     store_described_biases(model, described_by_node(job.plan, job.config))
     drop_unused(model)
+    name_axes(model, job.dynamic_shapes)
     return model
 
 
