@@ -122,7 +122,7 @@ sbom: wheel $(RELEASE_VENV)/.release
 # The documentation as a site in out/site/html; a broken link or a warning is a failure.
 site: $(SITE_VENV)/.site
 	$(SITE_VENV)/bin/python tools/site.py out/site
-	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --config-file tools/mkdocs.yml --strict --quiet
 
 $(SITE_VENV)/.site: requirements-site.txt
 	$(PYTHON) -m venv $(SITE_VENV)

@@ -100,7 +100,7 @@ def test_dynamic(backend: str, qconfig: str, round_trip: Again) -> None:
     mapping = QConfigMapping().set_global(getattr(backquant.qconfig, qconfig))
     asked = {"backend": backend, "qconfig_mapping": mapping}
     if (backend, qconfig) == ("qnnpack", "float16_dynamic_qconfig"):
-        with pytest.raises(CoverageError, match="asked input float16"):  # qnnpack has no kernel
+        with pytest.raises(CoverageError, match="requested input float16"):  # qnnpack has no kernel
             backquant.quantize(Recurrent(), STEPS, **asked)
         return
     check(backquant.quantize(Recurrent(), STEPS, **asked), (STEPS,), round_trip)

@@ -174,7 +174,7 @@ def test_standard_operators_alone_keep_the_layer_as_the_reference_model_has_it(
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 def test_projections_are_refused_with_the_reason() -> None:
     x = torch.randn(STEPS, BATCH, FEATURES)
-    with pytest.raises(CoverageError, match=r"asked proj_size 8, admitted proj_size = 0"):
+    with pytest.raises(CoverageError, match=r"requested proj_size 8, supported proj_size = 0"):
         dynamic(Recurrent(proj_size=8), x)
 
 

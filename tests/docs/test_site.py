@@ -71,7 +71,7 @@ def test_pages_of_the_site(site, tmp_path: Path) -> None:
     )
     for name in re.findall(
         r"^ +- (?:[\w ]+: )?([\w/-]+\.md)$",
-        (ROOT / "mkdocs.yml").read_text(encoding="utf-8"),
+        (ROOT / "tools/mkdocs.yml").read_text(encoding="utf-8"),
         re.MULTILINE,
     ):
         assert name in pages

@@ -65,8 +65,8 @@ def test_a_fusion_does_not_hide_a_linear_layer_from_dynamic_quantization():
     assert found.plan.fusions == ()
     assert found.plan.notes == tuple(
         f"\"Linear, ReLU\" at '{root}' is not fused: its first part alone is admitted, and as one "
-        "operator, LinearReLU, it is refused (asked input quint8 [0, 255], dynamic quantization, "
-        "admitted input quint8, static quantization; asked output quint8 [0, 255], admitted output "
+        "operator, LinearReLU, it is refused (requested input quint8 [0, 255], dynamic quantization, "
+        "supported input quint8, static quantization; requested output quint8 [0, 255], supported output "
         "quint8)"
         for root in ("_0", "_2")
     )
@@ -78,7 +78,7 @@ def test_a_fused_module_without_an_entry_is_named():
     )
     found = plan_fused(capture(_model()), backend, _mapping(bq.default_qconfig))
     assert _decisions(found) == [("Linear", "quantized"), ("ReLU", "float")] * 2
-    assert "admitted custom has no entry for LinearReLU" in found.plan.notes[0]
+    assert "supported custom has no entry for LinearReLU" in found.plan.notes[0]
 
 
 def test_what_the_fused_operator_runs_stays_fused():

@@ -429,9 +429,9 @@ class TestData:
         assert str(decided.decisions["encoder_fc2"]) == "\n".join(
             [
                 "encoder.fc2  Linear  stays float",
-                "  asked     weight qint8 [-128, 127], scale ≥ 2**-23 (eps)"
+                "  requested weight qint8 [-128, 127], scale ≥ 2**-23 (eps)"
                 '   QConfigMapping: module_name_regex "encoder.*"',
-                "  admitted  weight qint8 [-127, 127], scale ≥ 2**-12"
+                "  supported weight qint8 [-127, 127], scale ≥ 2**-12"
                 '   qnnpack, entry "Linear", dtype config 1 of 3',
                 "  fix       qconfig_mapping.set_module_name('encoder.fc2', QConfig(",
                 "                activation=MinMaxObserver.with_args(dtype=torch.qint8, "

@@ -200,5 +200,5 @@ def test_the_condition_that_failed_is_the_reason() -> None:
         backquant.quantize(
             nn.Sequential(nn.Linear(128, 1000)), torch.ones(1, 128), weights="int4", group_size=32
         )
-    assert "out_channels 1000, admitted out_channels a multiple of 16" in str(raised.value)
+    assert "out_channels 1000, supported out_channels a multiple of 16" in str(raised.value)
     assert "int8" not in raised.value.where

@@ -144,7 +144,7 @@ def test_a_fixed_range_is_measured_again_before_it_is_shared() -> None:
 
 def test_nothing_to_share_is_a_refusal() -> None:
     custom = PrepareCustomConfig().set_input_quantized_indexes([0])
-    with pytest.warns(UserWarning, match="admitted  'y' and 'x' quantized alike"):
+    with pytest.warns(UserWarning, match="supported 'y' and 'x' quantized alike"):
         prepared = prepare(
             lambda self, x, y: torch.add(torch.relu(x), y),
             entry(SUM, y=Port(shares_with="x")),

@@ -59,7 +59,7 @@ def test_shares() -> None:
     ) as caught:
         check_requirement(REPORT, 0.61)
     operators = "enc.fc2 (Linear), add (operator.add), 40.0% of the multiply-adds"
-    assert caught.value.where == f"{operators}: range, asked int16, admitted int8"
+    assert caught.value.where == f"{operators}: range, requested int16, supported int8"
     assert caught.value.fix.startswith("the_fix()\n")
 
 
@@ -116,5 +116,5 @@ def test_many_operators_of_one_form_are_one() -> None:
         check_requirement(Report("x86", rows=tuple(rows)), None)
     assert (
         caught.value.where
-        == "layers.*.fc (Linear) (9 operators): range, asked int16, admitted int8"
+        == "layers.*.fc (Linear) (9 operators): range, requested int16, supported int8"
     )

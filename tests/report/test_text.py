@@ -123,7 +123,7 @@ def test_a_narrow_terminal_folds_the_table_and_not_the_reasons() -> None:
     assert all(len(line) <= 60 for line in table[start : start + 6])
     lines = render_text(REPORT, width=60).splitlines()
     assert (
-        '  admitted  weight qint8 [-127, 127]   qnnpack, entry "Linear", dtype config 1 of 4'
+        '  supported weight qint8 [-127, 127]   qnnpack, entry "Linear", dtype config 1 of 4'
         in lines
     )
 
@@ -140,7 +140,7 @@ def test_markup_in_names_is_text() -> None:
     )
     report = Report("[x]", rows=rows, notes=("[/note]",))
     text = render_text(report) + report.table()
-    assert "[red]x[/]" in text and "[/note]" in text and "asked     [a]" in text
+    assert "[red]x[/]" in text and "[/note]" in text and "requested [a]" in text
 
 
 def test_the_first_line_says_whether_it_is_quantized() -> None:
@@ -254,7 +254,7 @@ def test_rules_that_leave_out_one_operator_each_are_one_reason() -> None:
         )
     text = render_text(Report("x86", rows=tuple(rows)))
     assert text.count("qconfig-none") == 1
-    assert "asked     module_name_object_type_order layers.* operator.add [0] is None: skip" in text
+    assert "requested module_name_object_type_order layers.* operator.add [0] is None: skip" in text
 
 
 def test_an_unknown_share_is_said_to_be_unknown() -> None:

@@ -348,6 +348,6 @@ def _check_some(planned: PlannedLayers, source: HubFolder) -> None:
         f"no layer of {source.place} can be quantized so",
         where=""
         if why is None
-        else f"{path}: {why.rule}, asked {why.asked}, admitted {why.admitted}",
+        else f"{path}: {why.rule}, requested {why.asked}, supported {why.admitted}",
         fix="" if why is None else why.fix,
     )

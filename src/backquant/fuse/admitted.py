@@ -93,7 +93,7 @@ def plan_fused(
 
 
 def _note(fusion: Fusion, as_one: Decision) -> str:
-    why = "; ".join(f"asked {each.asked}, admitted {each.admitted}" for each in as_one.reasons)
+    why = "; ".join(f"requested {each.asked}, supported {each.admitted}" for each in as_one.reasons)
     return (
         f'"{fusion.pattern}" at {fusion.root!r} is not fused: its first part alone is admitted, and '
         f"as one operator, {as_one.operator}, it is refused" + (f" ({why})" if why else "")

@@ -73,8 +73,8 @@ class Reason:
     """Why a request was refused (or what was unusual): rule, what was asked, what is admitted.
 
     >>> print(Reason("fc2", "quant-range", "weight qint8 [-128, 127]", "weight qint8 [-127, 127]"))
-    asked     weight qint8 [-128, 127]
-    admitted  weight qint8 [-127, 127]
+    requested weight qint8 [-128, 127]
+    supported weight qint8 [-127, 127]
     """
 
     node: str
@@ -87,9 +87,9 @@ class Reason:
     def __str__(self) -> str:
         lines = []
         if self.asked:
-            lines.append(f"asked     {self.asked}")
+            lines.append(f"requested {self.asked}")
         if self.admitted or self.place:
-            lines.append(f"admitted  {self.admitted}" + (f"   {self.place}" if self.place else ""))
+            lines.append(f"supported {self.admitted}" + (f"   {self.place}" if self.place else ""))
         if self.fix:
             lines.append("fix       " + self.fix.replace("\n", "\n          "))
         return "\n".join(lines)

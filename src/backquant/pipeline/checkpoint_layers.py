@@ -154,7 +154,7 @@ def check_admitted(
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ExportError(
             f"{target} does not hold {lost[0]}{more} as it is: {schemes[lost[0]]}",
-            where=f"asked {why.asked}; admitted {why.admitted} {why.place}".rstrip(),
+            where=f"requested {why.asked}; supported {why.admitted} {why.place}".rstrip(),
             fix=f"backquant.quantize(model, ..., backend={config.name!r}), or quantize_checkpoint",
         )
 

@@ -224,7 +224,7 @@ def _details(row: Row) -> list[tuple[str, str]]:
         ("entry", row.entry),
         ("dtypes", row.dtype_config),
         ("rule", f"QConfigMapping: {row.rule}" if row.rule else ""),
-        ("asked", row.asked.replace("; ", "\n")),
+        ("requested", row.asked.replace("; ", "\n")),
     ]
     for observer in row.observers:
         name = "" if observer.role in ("output", "weight") else f"{observer.value}: "
@@ -234,8 +234,8 @@ def _details(row: Row) -> list[tuple[str, str]]:
         place = f"\n{reason.place}" if reason.place else ""
         pairs += [
             ("why float", reason.rule),
-            ("asked", reason.asked),
-            ("admitted", f"{reason.admitted}{place}".strip()),
+            ("requested", reason.asked),
+            ("supported", f"{reason.admitted}{place}".strip()),
             ("fix", reason.fix),
         ]
     return [pair for pair in pairs if pair[1]]

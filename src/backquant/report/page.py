@@ -221,11 +221,11 @@ def _reason(reason: ReasonRow, *, rule: str = "", admitted: str = "") -> Iterato
     by: list[Child] = [" ", soft(f"QConfigMapping: {rule}")] if rule else []
     yield from _term("why", reason.rule, *by)
     if reason.asked:
-        yield from _term("asked", reason.asked)
+        yield from _term("requested", reason.asked)
     if admitted:
-        yield from _term("admitted", admitted)
+        yield from _term("supported", admitted)
     elif reason.admitted:
-        yield from _term("admitted", reason.admitted, *place)
+        yield from _term("supported", reason.admitted, *place)
     elif reason.place:
         yield from _term("where", reason.place)
     if reason.fix:

@@ -147,8 +147,8 @@ def _refusals(rows: Sequence[Row], total: int) -> str:
 
 def _reason(reason: ReasonRow) -> str:
     parts = [reason.rule]
-    parts += [f"asked {reason.asked}"] if reason.asked else []
-    parts += [f"admitted {reason.admitted}"] if reason.admitted else []
+    parts += [f"requested {reason.asked}"] if reason.asked else []
+    parts += [f"supported {reason.admitted}"] if reason.admitted else []
     return ", ".join(parts)
 
 

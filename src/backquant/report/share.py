@@ -112,7 +112,7 @@ def _largest(group: Refusal) -> Iterator[str]:
     yield "about the largest:"
     reason = group.nearest[0] if group.nearest else None
     if reason is not None and reason.admitted:
-        yield f"  admitted  {reason.admitted}" + (f"   {reason.place}" if reason.place else "")
+        yield f"  supported {reason.admitted}" + (f"   {reason.place}" if reason.place else "")
     todo = advice(group)
     if todo:
         yield "  fix       " + todo.replace("\n", "\n            ")

@@ -172,10 +172,10 @@ def _notes(report: Report) -> Iterator[str]:
 
 
 def _reason_lines(reason: ReasonRow) -> list[str]:
-    lines = [f"  asked     {reason.asked}"] if reason.asked else []
+    lines = [f"  requested {reason.asked}"] if reason.asked else []
     if reason.admitted:
         place = f"   {reason.place}" if reason.place else ""
-        lines.append(f"  admitted  {reason.admitted}{place}")
+        lines.append(f"  supported {reason.admitted}{place}")
     elif reason.place:
         lines.append(f"  where     {reason.place}")
     if reason.fix:
@@ -190,7 +190,7 @@ def _paragraph(paragraph: Paragraph, backend: str) -> Text:
     for reason in paragraph.reasons:
         lines += [f"  rule      {reason.rule}{rule}", *_reason_lines(reason)]
     if paragraph.has_no_entry:
-        lines.append(f"  admitted  {backend} has no entry for any of:")
+        lines.append(f"  supported {backend} has no entry for any of:")
     several = len(paragraph.refusals) > 1
     for part in paragraph.parts:
         differing = paragraph.differing(part)
