@@ -100,7 +100,11 @@ class Row:
         """What a person reads where the constraint is not kept."""
         parts = []
         for reason in self.refusals.values():
-            lines = [("rule", reason.rule), ("requested", reason.asked), ("supported", reason.admitted)]
+            lines = [
+                ("rule", reason.rule),
+                ("requested", reason.asked),
+                ("supported", reason.admitted),
+            ]
             lines.append(("fix", reason.fix.replace("\n", "\n          ")))
             parts.append("\n".join(f"{word:<10}{text}" for word, text in lines if text))
         return "\n\n".join(parts)
