@@ -57,7 +57,7 @@ class Comparison:
     drawing: what each operator of ``rows`` reads.
 
     >>> print(Comparison("x86", batches=2, outputs=(OutputError(0, 30.0, 0.999, 0.1),)))
-    x86, 2 batches: output 30.0 dB (cosine 0.99900, largest error 0.1)
+    x86, 2 batches: output SQNR 30.0 dB, higher is better (cosine 0.99900, largest error 0.1)
     """
 
     backend: str
@@ -75,7 +75,7 @@ class Comparison:
         return decibels(sum(losses) / len(losses)) if losses else float("inf")
 
     def worst(self, count: int = 10) -> tuple[OperatorError, ...]:
-        """The operators that add most, the worst first."""
+        """The operators with the largest error of their own, the worst first."""
         return tuple(sorted(self.rows, key=lambda row: row.added)[:count])
 
     def to_dict(self) -> dict[str, Any]:

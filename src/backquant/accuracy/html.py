@@ -10,7 +10,7 @@ from typing import Any
 from backquant.accuracy.comparison import Comparison, OperatorError
 from backquant.accuracy.figures import decibel_text
 from backquant.accuracy.sensitivity import Sensitivity
-from backquant.accuracy.text import HEADS, batch_count, numbers, percent_text
+from backquant.accuracy.text import GROUP_HEADS, HEADS, MEANING, batch_count, numbers, percent_text
 from backquant.markup import Assets, Child, Element, page, table, tag
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, lay_out
 from backquant.report.page import card_row, soft
@@ -34,7 +34,16 @@ def comparison_page(found: Comparison) -> str:
         row.node: _box(row.name, row.kernel or row.operator, row.added, _tip(row))
         for row in found.rows
     }
-    cards = [("output", decibel_text(found.sqnr), batch_count(found.batches))]
+    cards = [
+        (
+            "SQNR of the outputs (higher is better)",
+            decibel_text(found.sqnr),
+            batch_count(found.batches),
+        )
+    ]
+    for row in found.worst(1):
+        name = f"{row.name}, {row.kernel or row.operator}"
+        cards.append(("worst operator, SQNR alone", decibel_text(row.added), name))
     if found.metric is not None:
         cards.append(("metric", f"{found.metric[1]:.5g}", f"{found.metric[0]:.5g} in float"))
     clipped = [row for row in found.rows if row.clipped]
@@ -45,7 +54,7 @@ def comparison_page(found: Comparison) -> str:
     ]
     parts = _Parts(
         what="quantized beside float",
-        legend="Colour: the error that an operator adds, when what it reads is right.",
+        legend=f"{MEANING} Colour: SQNR alone.",
         cards=cards,
         heads=HEADS,
         rows=rows,
@@ -77,12 +86,16 @@ def sensitivity_page(found: Sensitivity) -> str:
     ]
     parts = _Parts(
         what="what each operator costs",
-        legend="Colour: the error of the outputs when nothing else is quantized.",
+        legend="SQNR of the outputs in dB, higher is better. Colour: with nothing else quantized.",
         cards=[
-            ("everything quantized", decibel_text(found.sqnr), batch_count(found.batches)),
+            (
+                "SQNR, everything quantized (higher is better)",
+                decibel_text(found.sqnr),
+                batch_count(found.batches),
+            ),
             ("groups", str(len(found.groups)), "operators that are quantized together"),
         ],
-        heads=("operator", "what", "quantized alone", "left float alone", "gives back"),
+        heads=GROUP_HEADS,
         rows=rows,
         worst=[],
     )
@@ -121,11 +134,13 @@ def _page(title: str, backend: str, parts: _Parts, stage: Element) -> str:
         tag("p", _BARS, class_="soft"),
         tag("div", *tensors, class_="tensors"),
     ]
-    body = [tag("h2", "The graph"), legend, tag("div", stage, class_="panel stage")]
-    body += [
-        *(shown if tensors else []),
-        tag("h2", "Ranking"),
+    body = [
+        tag("h2", "The worst first"),
+        legend,
         ranking(parts.heads, map(_row, parts.rows)),
+        *(shown if tensors else []),
+        tag("h2", "The graph"),
+        tag("div", stage, class_="panel stage"),
     ]
     return page(
         f"{title} on {backend}: {parts.what} · backquant",
@@ -237,7 +252,7 @@ def _histogram(row: OperatorError) -> Element:
         role="img",
         aria_label=f"histogram of {row.name}",
     )
-    adds = f"{row.kernel or row.operator}, adds {decibel_text(row.added)}"
+    adds = f"{row.kernel or row.operator}, SQNR alone {decibel_text(row.added)}"
     extent = f"values {counted.least:.4g} to {counted.most:.4g}; {words}"
     return tag("div", tag("h3", row.name), soft(adds), plot, soft(extent), class_="panel tensor")
 
@@ -254,7 +269,7 @@ def _band(row: OperatorError) -> list[Element]:
 
 
 def _tip(row: OperatorError) -> str:
-    return f"adds {decibel_text(row.added)}, accumulated {decibel_text(row.accumulated)}"
+    return f"SQNR alone {decibel_text(row.added)}, in all {decibel_text(row.accumulated)}"
 
 
 def _shorten(text: str) -> str:

@@ -13,7 +13,14 @@ from backquant.accuracy.comparison import Comparison, OperatorError
 from backquant.accuracy.figures import decibel_text
 from backquant.accuracy.sensitivity import GroupSensitivity, Sensitivity
 
-HEADS = ("operator", "what", "added", "accumulated", "cosine", "largest", "clipped", "unused")
+GROUP_HEADS = (
+    *("operator", "what", "SQNR, it alone quantized", "SQNR, it alone in float", "gain in float"),
+)
+HEADS = ("operator", "what", "SQNR alone", "SQNR in all", "cosine", "largest", "clipped", "unused")
+MEANING = (
+    "SQNR in dB, higher is better. Alone: the error that this operator introduces by itself; "
+    "in all: with the error of all before it."
+)
 _FEW = 20
 
 
@@ -31,7 +38,7 @@ def comparison_text(found: Comparison) -> Group:
     count = batch_count(found.batches)
     outputs = [
         f"output{'' if len(found.outputs) == 1 else f' {output.position}'} "
-        f"{decibel_text(output.sqnr)} (cosine {output.cosine:.5f}, "
+        f"SQNR {decibel_text(output.sqnr)}, higher is better (cosine {output.cosine:.5f}, "
         f"largest error {output.largest:.3g})"
         for output in found.outputs
     ]
@@ -45,9 +52,9 @@ def comparison_text(found: Comparison) -> Group:
     if found.rows:
         few = found.worst(_FEW)
         left = len(found.rows) - len(few)
-        parts += [Text(""), _operators(few)]
+        parts += [Text(""), Text(MEANING), Text(""), _operators(few)]
         if left:
-            parts.append(Text(f"{left} more add less: .to_dict() and .save_html() have all"))
+            parts.append(Text(f"{left} more have less error: .to_dict() and .save_html() have all"))
     return Group(*parts)
 
 
@@ -55,7 +62,8 @@ def sensitivity_text(found: Sensitivity) -> Group:
     """A line for the whole, and the groups that cost most."""
     count = batch_count(found.batches)
     model = f"{found.model} for " if found.model else ""
-    head = f"{model}{found.backend}, {count}: {decibel_text(found.sqnr)} with everything quantized"
+    level = f"SQNR {decibel_text(found.sqnr)} (higher is better)"
+    head = f"{model}{found.backend}, {count}: {level} with everything quantized"
     parts: list[RenderableType] = [Text(head, style="bold")]
     if found.groups:
         ranking = found.ranking()
@@ -67,7 +75,7 @@ def sensitivity_text(found: Sensitivity) -> Group:
 
 
 def _groups(groups: Iterable[GroupSensitivity]) -> Table:
-    heads = ("operator", "what", "quantized alone", "left float alone", "gives back")
+    heads = GROUP_HEADS
     cells = (
         (
             group.name,

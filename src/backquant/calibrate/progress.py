@@ -35,6 +35,7 @@ class ProgressBar:
             console=Console(stderr=True),
             disable=quiet,
         )
+        self._done = 0
         self._task = self._bar.add_task(title, total=None)
 
     def __enter__(self) -> Self:
@@ -47,7 +48,10 @@ class ProgressBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is None:  # what ended before its estimate is done
+            self._bar.update(self._task, completed=self._done, total=self._done)
         self._bar.stop()
 
     def __call__(self, done: int, total: int | None) -> None:
+        self._done = done
         self._bar.update(self._task, completed=done, total=total)

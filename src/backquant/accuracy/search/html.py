@@ -30,7 +30,11 @@ def search_page(found: SearchResult) -> str:
     best = found.best
     cards = [("budget", "kept" if found.met else "NOT kept", str(found.budget))]
     cards.append(
-        ("outputs", decibel_text(decibels(best.loss)), f"{len(found.trials)} combinations")
+        (
+            "SQNR of the outputs (higher is better)",
+            decibel_text(decibels(best.loss)),
+            f"{len(found.trials)} combinations tried",
+        )
     )
     if best.metric is not None:
         cards.append(("metric", f"{best.metric:.5g}", f"{found.in_float:.5g} in float"))

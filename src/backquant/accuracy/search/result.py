@@ -57,6 +57,7 @@ class SearchResult:
     hindrance: str = ""
     in_float: float | None = None
     stopped: str = ""
+    places: tuple[int, ...] = ()  # of ``rows`` among the picks of a trial
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def _row(unit: SearchUnit, chosen: Option) -> ChosenOption:
 def why(unit: SearchUnit, chosen: Option, quantized: Option, is_timed: bool) -> str:
     """Why a unit is what it is, in words; ``quantized``: the option that float stands against."""
     in_float = unit.options[0]
-    costs = f"{decibel_text(decibels(quantized.figures['loss']))} alone"
+    costs = f"SQNR {decibel_text(decibels(quantized.figures['loss']))} alone"
     if not is_timed:
         return f"on integers: {costs}"
     saved = in_float.figures["time"] - quantized.figures["time"]

@@ -10,7 +10,7 @@ from backquant.accuracy.search.result import ChosenOption, SearchResult
 from backquant.accuracy.search.trials import Trial
 from backquant.accuracy.text import table
 
-TRIAL_HEADS = ("combination", "budget", "outputs", "metric", "predicted", "measured", "of float")
+TRIAL_HEADS = ("combination", "budget", "SQNR", "metric", "predicted", "measured", "speed")
 ROW_HEADS = ("operator", "became", "why")
 
 
@@ -36,7 +36,7 @@ def renderable(found: SearchResult) -> Group:
     parts += [Text(""), table(TRIAL_HEADS, rows)]
     in_float = [row for row in found.rows if row.option == "float"]
     if found.rows:
-        count = f"{len(in_float)} of {len(found.rows)} units are in float"
+        count = f"{len(in_float)} of {len(found.rows)} operators stay float"
         parts += [Text(""), Text(count), table(ROW_HEADS, (row_cells(row) for row in in_float))]
     return Group(*parts)
 
@@ -44,7 +44,7 @@ def renderable(found: SearchResult) -> Group:
 def answer(found: SearchResult) -> str:
     """The figures of the answer in words."""
     best = found.best
-    words = [decibel_text(decibels(best.loss))]
+    words = [f"SQNR {decibel_text(decibels(best.loss))} (higher is better)"]
     if best.metric is not None and found.in_float is not None:
         words.append(f"metric {best.metric:.6g} ({found.in_float:.6g} in float)")
     if best.ms is not None and best.float_ms is not None:
@@ -58,8 +58,8 @@ def answer(found: SearchResult) -> str:
 def combination_name(found: SearchResult, trial: Trial) -> str:
     """What a trial is called: how much of it is quantized, and whether it is the answer."""
     mark = "→ " if trial.picks == found.best.picks else ""
-    count = sum(1 for pick in trial.picks if pick)
-    return f"{mark}{count} of {len(trial.picks)} units quantized"
+    picks = [trial.picks[place] for place in found.places] or trial.picks
+    return f"{mark}{sum(map(bool, picks))} of {len(picks)} operators quantized"
 
 
 def cells(trial: Trial) -> tuple[str, ...]:

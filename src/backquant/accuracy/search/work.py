@@ -204,6 +204,7 @@ class Work:
             hindrance_of(loop, best),
             in_float,
             stopped,
+            tuple(place for place, unit in enumerate(problem.units) if unit.nodes),
         )
 
 
