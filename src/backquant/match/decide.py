@@ -17,6 +17,7 @@ from backquant.match.constraints import divides
 from backquant.match.custom import CustomMatching, requested_kind
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_policy import settle_neighbours
+from backquant.match.group_sizes import divided, with_group_size
 from backquant.match.index import PatternIndex
 from backquant.match.occurrences import (
     Occurrence,
@@ -205,13 +206,15 @@ class _Facts:
         only = config.dtype_configs[0].where if len(config.dtype_configs) == 1 else None
         common = unmet(config.where, use, beside=only)
         if asked is not None and in_blocks:
-            wrong = divides(asked, *use.weight_shape())
-            common = common if wrong is None else (*common, wrong)
+            common = (*common, *divided(asked, use))
         if given is not None and given_in_blocks:
             wrong = divides(given, *use.row_shape())
             common = common if wrong is None else (*common, wrong)
         return tuple(
-            (*common, *unmet(one.where, use, beside=config.where)) for one in config.dtype_configs
+            with_group_size(
+                (*common, *unmet(one.where, use, config.where)), asked, use, (config, one)
+            )
+            for one in config.dtype_configs
         )
 
     def base(self, node: fx.Node, hit: Hit) -> Decision:

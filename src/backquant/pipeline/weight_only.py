@@ -245,12 +245,15 @@ def _refused(config: BackendConfig, row: QDType, group_size: int | None) -> Usag
         other for other in list_backends() if other != config.name and _has(other, row, group_size)
     ]
     has.sort(key=lambda name: get_backend_config(name).engine != config.engine)
+    fix = f"backend={has[0]!r}" if has else "an entry with such a weight_dtype and granularity"
+    if group_size is not None and any(_requests(config, row, None)):
+        fix = f"weights={row.name!r}, without group_size"
     own = dict.fromkeys(_own(config))
     listed = ", ".join(own) or "none"
     return UsageError(
         f"{config.name or 'the backend'} has no entry for {row.name} weights{groups} that needs no data",
         where=f"weights={row.name!r}, group_size={group_size!r}; it has {listed}",
-        fix=f"backend={has[0]!r}" if has else "an entry with such a weight_dtype and granularity",
+        fix=fix,
     )
 
 
