@@ -179,7 +179,7 @@ class CalibrationCall:
         if self.weights is None or self.qconfig_mapping is not None:
             what = "group_size says nothing without weights" if self.weights is None else ""
             raise UsageError(
-                what or "weights and qconfig_mapping both say what is asked for",
+                what or "weights and qconfig_mapping both say what is requested",
                 where="quantize",
                 fix='quantize(model, x, weights="int4", group_size=128)\n'
                 'qconfig_mapping=weight_only_mapping(backend, "int4", 128).set_module_name(name, None)',

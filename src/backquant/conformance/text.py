@@ -26,7 +26,7 @@ def _lines(found: Conformance) -> Iterator[str]:
     yield f"{found.backend} on {found.engine}: {conforming:,} of {found.cases:,} cases conform"
     yield ", ".join(f"{name} {version}" for name, version in found.versions.items())
     if found.conforms and not found.computed and found.tallies:
-        yield "  nothing was computed: what is refused was tried, what is admitted has no engine here"
+        yield "  nothing was computed: refusals were tried; what is supported has no engine here"
     others = [v for v in Verdict if v is not Verdict.CONFORMS and counts[v]]
     for verdict in others:
         yield f"  {counts[verdict]:6,} {verdict.value}"

@@ -176,7 +176,7 @@ def _check_packing(graph: fx.Graph) -> None:
                 "the model packs sequences of several lengths, and a file has tensors of one length each",
                 where=f"{node.target.__name__}, node {node.name!r}",
                 fix="call the recurrent layer on the padded batch, and torch.where(position < length, y, 0)\n"
-                'behind it; quantized for backend="x86" the model runs as it is, and can be saved',
+                'after it; quantized for backend="x86" the model runs as it is, and can be saved',
             )
 
 

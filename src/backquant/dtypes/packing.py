@@ -88,7 +88,7 @@ def unpack_integers(packed: Tensor, bits: int, shape: list[int], dtype: torch.dt
     values = torch.stack([(units >> (bits * place)) & mask for place in range(count)], 1)
     values = values.reshape(-1).to(torch.uint8)
     if bool(values[number:].any()):
-        raise ConfigError("bits behind the last packed value are set", where=f"shape {shape}")
+        raise ConfigError("bits after the last packed value are set", where=f"shape {shape}")
     values = values[:number].reshape(shape)
     if dtype == torch.uint8:
         return values

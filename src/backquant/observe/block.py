@@ -82,7 +82,7 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
             )
         if not is_per_channel(qscheme) or qscheme == torch.per_channel_affine_float_qparams:
             raise ConfigError(
-                f"{cls.__name__} measures many ranges and was asked for {qscheme}",
+                f"{cls.__name__} measures many ranges and was requested with {qscheme}",
                 where=f"{cls.__name__}(qscheme={qscheme})",
                 fix="use torch.per_channel_symmetric or torch.per_channel_affine",
             )

@@ -86,7 +86,7 @@ def check_per_tensor(name: str, qscheme: torch.qscheme) -> None:
     """Raise ConfigError unless ``qscheme`` is a per-tensor one."""
     if not is_per_tensor(qscheme):
         raise ConfigError(
-            f"{name} measures one range per tensor and was asked for {qscheme}",
+            f"{name} measures one range per tensor and was requested with {qscheme}",
             where=f"{name}(qscheme={qscheme})",
             fix="use torch.per_tensor_affine or torch.per_tensor_symmetric, "
             f"or {name.replace('MinMax', 'PerChannelMinMax')}",

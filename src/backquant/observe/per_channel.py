@@ -47,7 +47,7 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
         name = type(self).__name__
         if not is_per_channel(qscheme):
             raise ConfigError(
-                f"{name} measures one range per channel and was asked for {qscheme}",
+                f"{name} measures one range per channel and was requested with {qscheme}",
                 where=f"{name}(qscheme={qscheme})",
                 fix="use torch.per_channel_affine or torch.per_channel_symmetric, "
                 f"or {name.replace('PerChannel', '')}",

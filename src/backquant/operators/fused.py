@@ -37,7 +37,7 @@ def fused_entries(name: str) -> list[BackendPatternConfig]:
         raise SpecError(
             f"{name} is not known to be one kernel",
             where=f"operator {name!r}",
-            fix="a weighted operator and one behind it (conv2d+relu6), or with batch norm and ReLU "
+            fix="a weighted operator and one after it (conv2d+relu6), or with batch norm and ReLU "
             "(conv2d+batch_norm2d+relu)",
         )
     return [*known, *pairs]

@@ -207,14 +207,14 @@ class _Check:
     def _check(self, head: Site, member: Site) -> None:
         given, asked = self._source.probe(head.spec), self._source.probe(member.spec)
         if given.dtype != asked.dtype and not asked.reuses_input:
-            text = f"{dtype_name(given.dtype)}, and {dtype_name(asked.dtype)} is asked"
+            text = f"{dtype_name(given.dtype)}, and {dtype_name(asked.dtype)} is requested"
             node = member.producer or member.readers[0]
             raise self._conflict(head, member, text, self._roots.get(node, node))
         request = self._request(head)
         if request is None or head.spec.part not in ("activation", "output"):
             return
         for anchor, refusal in self._refusals(request, member):
-            text = f"{refusal.asked}, and {refusal.admitted} is admitted"
+            text = f"{refusal.asked}, and {refusal.admitted} is supported"
             raise self._conflict(head, member, text, anchor)
 
     def _request(self, head: Site) -> TensorRequest | None:

@@ -177,7 +177,7 @@ def test_a_finding_says_where_what_and_how_to_mend_it():
     messages = [str(finding) for finding in constraint_findings(given, PLACE)]
     assert messages == [
         "error: entry 0 (torch.add): dtype_configs[0].input_dtype: quant_min_lower_bound -128 is above "
-        "quant_max_upper_bound -200: nothing is admitted [bounds-order]\n  fix  swap the two bounds",
+        "quant_max_upper_bound -200: nothing is supported [bounds-order]\n  fix  swap the two bounds",
         "error: entry 0 (torch.add): dtype_configs[0].input_dtype: quant_max_upper_bound -200 admits "
         "nothing: the dtype holds -128 to 127 [bounds-unreachable]\n"
         "  fix  choose a bound that the dtype holds",

@@ -52,7 +52,7 @@ def _pairs(given: DTypeWithConstraints) -> Iterator[tuple[str, float | None, str
 def _order(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
     for lower, low, upper, high in _pairs(given):
         if low is not None and high is not None and low > high:
-            message = f"{lower} {low} is above {upper} {high}: nothing is admitted"
+            message = f"{lower} {low} is above {upper} {high}: nothing is supported"
             yield place.find("error", "bounds-order", message, "swap the two bounds")
         elif low is not None and low == high and lower.startswith("quant"):
             message = f"{lower} and {upper} are both {low}: one value is nothing to quantize to"

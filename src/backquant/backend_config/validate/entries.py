@@ -1,6 +1,6 @@
 """Rules about one entry, and about an entry among the others.
 
-1. ``no-dtype-configs``: nothing is admitted, so the pattern is never quantized.
+1. ``no-dtype-configs``: nothing is supported, so the pattern is never quantized.
 2. ``root-without-reference``, ``reference-without-root``: conversion needs both; another entry may
    give the reference module of the same root.
 3. ``fused-without-fuser``, ``fuser-without-fused``: fusion needs the fuser; without a fused module
