@@ -1,6 +1,7 @@
 # The commands of the README:
 #   make demo   train a small CNN on real scans, quantize it, run it on int8 kernels, show the report
 #   make test   lint, types, import contracts, docs check, and the tests; under 15 minutes on two cores
+#   make quick  lint, contracts and the tests of one room, in at most 90 seconds: make quick ROOM=prepare
 #   make long   the tests of tests/long_tests.txt, which take seconds each: stock models, compilers, whole exports
 #   make bench  speed, quality, calibration, scaling, memory, start, beside the peers; about 20 minutes.
 #               One section: make bench-models (-calibration, -scaling, -memory, -startup, -profiles,
@@ -32,7 +33,7 @@ INSTALL := $(PIP) install --quiet --no-compile $(INDEX) -c constraints.txt
 
 SITE_VENV ?= .venv-site
 
-.PHONY: site demo test check lint types contracts sizes docs docs-check unit long bench install-bench wheel sbom audit clean
+.PHONY: site demo test quick check lint types contracts sizes docs docs-check unit long bench install-bench wheel sbom audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/backquant demo --backend $(BACKEND) --out out/demo
@@ -66,6 +67,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup 
 
 unit: $(VENV)/.test
 	$(PYTEST) -m "not long"
+
+# Without ROOM: the calls that everyone makes, the report, the start of the command line.
+ROOM ?=
+QUICK := $(if $(ROOM),tests/$(ROOM),tests/api/test_calls.py tests/report tests/cli/test_startup.py tests/test_errors.py)
+
+quick: lint contracts
+	$(PYTEST) -m "not long" $(QUICK)
 
 long: $(VENV)/.test
 	$(PYTEST) -m long

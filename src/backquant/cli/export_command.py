@@ -68,8 +68,9 @@ def export(
         checked_target(to, path, force)
         required = parse_requirement(require)
         chip = {} if accelerator is None else {"accelerator": accelerator}
+        axes = parse_dynamic(dynamic or ())
         quantized = backquant.load(artifact, allow=tuple(allow or ()))
-        shapes = _of_inputs(parse_dynamic(dynamic or ()), quantized)
+        shapes = _of_inputs(axes, quantized)
         exported = backquant.export(
             quantized,
             path,

@@ -116,6 +116,6 @@ def test_no_point_of_the_front_is_beaten() -> None:
 def test_each_choice_has_its_reason() -> None:
     trial = replace(measured(problem(), (1, 0, 0, 0, 0, 0)), picks=(1, 0, 0, 0, 0, 0))
     first, second, *_, last = chosen_rows(problem(), trial)
-    assert (first.option, first.why) == ("integers", "integers: saves 50.0 µs, 24.0 dB alone")
-    assert second.why == "integers: saves 40.0 µs, 27.0 dB alone"
-    assert last.why == "integers: slower by 5.0 µs, 40.0 dB alone"
+    assert (first.option, first.why) == ("integers", "integers: saves 50.0 µs, SQNR 24.0 dB alone")
+    assert second.why == "integers: saves 40.0 µs, SQNR 27.0 dB alone"
+    assert last.why == "integers: slower by 5.0 µs, SQNR 40.0 dB alone"
