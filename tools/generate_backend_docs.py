@@ -41,7 +41,7 @@ What each backend quantizes, from its description. Everything about one, with dt
 and what stays float by default: `backquant show BACKEND` (or `--format html`). Two beside each other:
 `backquant diff A B`.
 """
-MOST = 8  # dtype configs of a backend that the page lists
+MOST = 4  # dtype configs of a backend that the page lists
 MATRIX = """\
 ## Which operator where
 
@@ -136,11 +136,7 @@ def section(name: str) -> str:
     config = get_backend_config(name)
     about = inspect.cleandoc(import_module(f"backquant.backends.{name}").__doc__ or "")
     dtypes = dict.fromkeys(text for row in support_rows(config) for text in row.dtypes)
-    plain = [
-        line
-        for line in default_lines(config)
-        if line.startswith(("activation", "weight", "training"))
-    ]
+    plain = [line for line in default_lines(config) if line.startswith(("activation", "weight"))]
     rules = [*plain, *slower_lines(config)]
     parts = [f"## {name}", "", about.split("\n\n")[0], ""]
     parts += [f"- {line.replace('_', chr(92) + '_')}" for line in rules]
