@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import backquant
+from backquant import cli
 
 COSTLY = ("torch", "numpy", "yaml", "jinja2", "safetensors", "sklearn")
 PROBE = """
@@ -44,3 +45,25 @@ def test_listing_backends_asks_torch_once(here: Path) -> None:
     assert "torch" in costly_modules(here, "backends")
     assert costly_modules(here, "backends") == "[]"
     assert costly_modules(here, "backends", "--json") == "[]"
+
+
+def test_loading_pytorch_is_said_once_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    finder = cli._SaysLoading()
+    for name in ("typing", "torch", "torch"):
+        assert finder.find_spec(name) is None
+    assert capsys.readouterr().err == "loading PyTorch …\n"
+
+
+def test_in_a_pipe_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._SaysLoading().find_spec("torch")
+    assert capsys.readouterr().err == ""
+
+
+def test_help_has_no_colours_of_a_library() -> None:
+    """rich takes longer to import than the rest of ``--help``."""
+    code = "import sys, backquant.cli.app; print('rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

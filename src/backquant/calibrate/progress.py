@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol
 
@@ -13,6 +15,25 @@ class Progress(Protocol):
 
     def __call__(self, done: int, total: int | None) -> None:
         """``done`` batches of ``total`` (None: unknown)."""
+
+
+@contextmanager
+def spinner(title: str) -> Iterator[None]:
+    """On a terminal: that something goes on, and for how long, on standard error; gone at the end.
+
+    >>> with spinner("exporting"):
+    ...     pass
+    """
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    target = Console(stderr=True)
+    quiet = not target.is_terminal
+    with RichProgress(*columns, console=target, transient=True, disable=quiet) as shown:
+        shown.add_task(title, total=None)
+        yield
 
 
 class ProgressBar:

@@ -15,6 +15,19 @@ class _Interrupt(BaseException):
     """ctrl-C. No KeyboardInterrupt, which libraries on the way turn into words of their own."""
 
 
+class _SaysLoading:
+    """A finder that finds nothing: on a terminal it says that PyTorch is loaded, which takes seconds."""
+
+    def __init__(self) -> None:
+        self._is_said = not sys.stderr.isatty()
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "torch" and not self._is_said:
+            self._is_said = True
+            sys.stderr.write("loading PyTorch …\n")
+            sys.stderr.flush()
+
+
 def main() -> None:
     """Entry point of the ``backquant`` command."""
     pressed = False
@@ -27,6 +40,8 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else it is ignored, as in the background
         signal.signal(signal.SIGINT, interrupt)
+    loading: Any = _SaysLoading()
+    sys.meta_path.insert(0, loading)
     try:
         from backquant.cli.app import app
 
@@ -35,6 +50,7 @@ def main() -> None:
         if not pressed:
             raise
     finally:
+        sys.meta_path.remove(loading)
         signal.signal(signal.SIGINT, signal.SIG_IGN if pressed else before)
     if pressed:
         print("interrupted", file=sys.stderr)

@@ -61,6 +61,7 @@ def export(
 ) -> None:
     """Write a quantized model for another runtime, and print which kernels it will run there."""
     import backquant
+    from backquant.calibrate.progress import spinner
     from backquant.cli.models import parse_inputs, parse_requirement
 
     with guarded(as_json=as_json):
@@ -71,16 +72,18 @@ def export(
         axes = parse_dynamic(dynamic or ())
         quantized = backquant.load(artifact, allow=tuple(allow or ()))
         shapes = _of_inputs(axes, quantized)
-        exported = backquant.export(
-            quantized,
-            path,
-            to=to,
-            example_inputs=parse_inputs(inputs) if inputs else None,
-            dynamic_shapes=shapes,
-            require=required,
-            overwrite=force,
-            options={**parse_options(option or ()), **chip},
-        )
+        options = {**parse_options(option or ()), **chip}
+        with spinner(f"writing {path}"):
+            exported = backquant.export(
+                quantized,
+                path,
+                to=to,
+                example_inputs=parse_inputs(inputs) if inputs else None,
+                dynamic_shapes=shapes,
+                require=required,
+                overwrite=force,
+                options=options,
+            )
     emit(as_json=as_json, data=exported.to_dict(), shown=exported.renderable())
 
 

@@ -195,6 +195,7 @@ def quantize(
     from rich.text import Text
 
     import backquant
+    from backquant.calibrate.progress import spinner
     from backquant.cli.backends import sound_backend
     from backquant.cli.checkpoint_command import (
         check_for_folder,
@@ -267,11 +268,10 @@ def quantize(
         if rank_in(group):
             return  # the first one writes
         backquant.save(quantized, output, allow=allowed)
-        exported = (
-            backquant.export(quantized, exported_to, to=to, overwrite=force)
-            if exported_to is not None
-            else None
-        )
+        exported = None
+        if exported_to is not None:
+            with spinner(f"writing {exported_to}"):
+                exported = backquant.export(quantized, exported_to, to=to, overwrite=force)
         save_page(quantized.report, html)
     if quantized.engine is None and exported is None:
         note(

@@ -138,6 +138,8 @@ def next_step(report: Report) -> str:
         return "backquant.compare(model, quantized, data): which operators cost the accuracy"
     if share > _SHOWN_FLOAT and advice(costly[0]):
         return "the fix of the largest part in float, below"
+    if not report.lowered and report.float_bytes:
+        return "quantized.export(path): this model is for export; run here, it simulates integers"
     if not report.lowered:
         return "print(report.table()): all operators"
     return "quantized.save(path), quantized.export(path); print(quantized.report.table())"
