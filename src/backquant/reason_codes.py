@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from enum import Enum
 
-_ENTRY = "an entry of your own in a BackendConfig, where a kernel exists; `backquant diff` compares backends"
+_ENTRY = (
+    "none here: describe a kernel of yours in a BackendConfig; `backquant diff` compares backends"
+)
 _FIRST = "prepare it before its parent"
-_REWRITE = "write the operator with what the kernel takes; else it stays float"
+_REWRITE = "rewrite the call with supported arguments; else it stays float"
 _OBSERVER = "an observer within what is supported"
 _PRODUCER = "quantize what produces its input"
 _READER = "quantize what reads its result"
@@ -131,7 +133,7 @@ class ReasonCode(str, Enum):
     GROUP_SIZE = "group-size", "groups or blocks do not divide the weight", _OBSERVER
     CH_AXIS = "ch-axis", "channels lie on another axis than supported", _OBSERVER
     NO_OBSERVER = "no-observer", "the QConfig asks for none of the tensor", _OBSERVER
-    NO_TENSOR = "no-tensor", "the call has no such tensor", _REWRITE
+    NO_TENSOR = "no-tensor", "the call has no tensor in this position", _REWRITE
     # what stands around it
     FLOAT_NEIGHBOURS = (
         "float-neighbours",

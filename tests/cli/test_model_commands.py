@@ -124,7 +124,9 @@ def test_several_arguments(run: Run) -> None:
 def test_a_backend_without_an_engine_says_so(run: Run) -> None:
     result = run(*quantize("-b", "tensorrt"))
     assert (
-        result.status == 0 and "names no engine" in result.err and "reference model" in result.err
+        result.status == 0
+        and "is for export only" in result.err
+        and "reference model" in result.err
     )
     assert "reference model" in result.out
 

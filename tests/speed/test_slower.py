@@ -239,7 +239,7 @@ def test_what_is_slower_whatever_is_left_in_float_is_given_back_as_it_came(
     assert not made.kernels and made.report.coverage == 0.0
     assert set(left(made)) == {"attention", "fc"}
     [note] = [note for note in made.report.notes if note.startswith("the whole model")]
-    assert "it is given back in float, as it came (2 ms, in float 1 ms" in note
+    assert "it is returned in float, unchanged (2 ms, in float 1 ms" in note
     assert note in str(made.report)
     assert isinstance(made.get_submodule("attention"), nn.MultiheadAttention)
     assert torch.equal(made(x), model(x).detach())
@@ -294,4 +294,4 @@ def test_what_is_required_is_given_though_it_is_slower(timed: Callable[[Clock], 
     model, x = Attention().eval(), torch.randn(2, 5, 8)
     made = backquant.quantize(model, x, calibration=[x], require=["fc"])
     assert made.kernels
-    assert any(note.endswith("whatever is left in float") for note in made.report.notes)
+    assert any(note.endswith("with any layers in float") for note in made.report.notes)

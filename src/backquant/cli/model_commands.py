@@ -275,7 +275,7 @@ def quantize(
         save_page(quantized.report, html)
     if quantized.engine is None and exported is None:
         note(
-            f"{config.name} names no engine: {output} holds the reference model, which computes in float"
+            f"{config.name} is for export only: {output} holds the reference model, which simulates int8"
         )
     report = quantized.report
     data_out = written(output, report)

@@ -53,7 +53,7 @@ def float_by_request(plan: Plan, graph: GraphIndex) -> set[str]:
 
 
 def left_by_default(plan: Plan, decision: Decision) -> bool:
-    """Whether a rule by default leaves it in float, and nothing else does.
+    """True if only a default rule keeps it in float.
 
     >>> from backquant.match.plan import Outcome
     >>> left_by_default(Plan("x86"), Decision("fc", "Linear", "fc", Outcome.FLOAT))

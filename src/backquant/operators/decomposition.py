@@ -60,7 +60,7 @@ def calls(value: Any, target: Any) -> bool:
 
 
 def with_target(values: Any, target: Any) -> tuple[Any, Any]:
-    """Of two values the other one, then the one that calls ``target``; twice ``None`` if neither does."""
+    """(other, call), where ``call`` calls ``target``; ``(None, None)`` if neither value does."""
     if len(values) != 2:
         return None, None
     for one, other in (values, tuple(reversed(values))):

@@ -180,14 +180,14 @@ def _in_float(
     if slower and best.is_slower and beside.is_slower(1, 2, 1 / _GAIN):
         return noted(
             after,
-            "the whole model is slower on integers here, whatever is left in float: it is given back "
-            f"in float, as it came ({best.times()}, measured on the example inputs)",
+            "the whole model is slower in int8 here, with any layers in float: it is returned "
+            f"in float, unchanged ({best.times()}, measured on the example inputs)",
         )
     if share is not None and not beside.is_slower(2, 1, 1 / _GAIN):
         return noted(
             after,
             f"the whole model is no faster with the {100 * share:.1g} % of its multiply-adds on "
-            "integers that pay here: it is given back in float, as it came "
+            "integers that pay here: it is returned in float, unchanged "
             f"({_beside(best.seconds, beside.seconds(2))}, measured on the example inputs)",
         )
     return timed(noted(best.made, best.note()), best.seconds, best.floating)
@@ -227,5 +227,5 @@ class _Tried(NamedTuple):
         times = self.times()
         what = "the whole model on the example inputs, measured here"
         if self.is_slower:
-            return f"{what}: {times}; slower than float, whatever is left in float"
+            return f"{what}: {times}; slower than float, with any layers in float"
         return f"{what}: {times} ({self.floating / self.seconds:.2f} times as fast)"

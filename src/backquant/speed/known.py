@@ -32,8 +32,7 @@ _TOO_MUCH = (
     "integers, too"
 )
 _NOTHING_ELSE = (
-    "what could be on integers is known to be slower there: the model is given back, as it came, in "
-    "float"
+    "what could run in int8 is known to be slower there: the model is returned, unchanged, in float"
 )
 
 

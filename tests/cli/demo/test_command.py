@@ -66,7 +66,7 @@ def test_a_reference_model_claims_no_speed(run: Run, here: Path, backend: str) -
     result = run("demo", "-b", backend)
     assert result.status == 0
     assert "latency" not in result.out.replace("so no latency", "") and "faster" not in result.out
-    assert f"{backend} names no engine: a reference model computes in float" in result.out
+    assert f"{backend} is for export only: running it here simulates int8" in result.out
     assert "speed at" not in (here / "out/demo/report.html").read_text()
 
 

@@ -108,7 +108,7 @@ def _shown(outcome: Outcome, report: Any, files: dict[str, str]) -> Group:
     if not outcome.latencies:
         parts.append(
             Text(
-                f"{report.backend} names no engine: a reference model computes in float, so no latency"
+                f"{report.backend} is for export only: running it here simulates int8, so no latency"
             )
         )
     parts += [

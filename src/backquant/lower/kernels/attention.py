@@ -143,7 +143,7 @@ def whole(
 
 
 def _rounded_as_it_lies(x: torch.Tensor, *given: Any) -> torch.Tensor:
-    """Integers lie as the floats do, where these are queries before heads."""
+    """Quantized, with the layout of ``x`` where that is [batch, query, head, dim]."""
     turned = x.transpose(1, 2) if x.dim() == 4 else x
     is_turned = turned is not x and turned.is_contiguous()
     return quantize(turned, *given).transpose(1, 2) if is_turned else quantize(x, *given)

@@ -245,7 +245,7 @@ def _table(scale: float, zero_point: int, to_scale: float, to_zero_point: int) -
     return table
 
 
-# Recordings of which calls that stand behind each other become one.
+# Consecutive recorded calls that are fused into one.
 
 
 class Rewriting:
