@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from torch import nn
 
-from backquant.artifact.classes import (
+from backquant.artifact.labels import (
     class_path,
     find_class,
     find_module_class,

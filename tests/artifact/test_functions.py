@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.artifact import functions
-from backquant.artifact.classes import find_class
 from backquant.artifact.functions import find_function, function_path
+from backquant.artifact.labels import find_class
 from backquant.errors import ArtifactError
 from backquant.lower.kernels.boundary import quantize
 

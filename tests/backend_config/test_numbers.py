@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backquant.backend_config.numbers import number_text
+from backquant.backend_config.checks import number_text
 
 
 @pytest.mark.parametrize(

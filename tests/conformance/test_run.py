@@ -266,7 +266,7 @@ def test_what_is_quantized_at_each_call_is_compared_with_what_the_kernel_reads(s
 def test_a_scale_below_its_bound_is_tried_with_that_scale() -> None:
     """The engine is asked past a least scale where values are so small that the scale is less."""
     from backquant.conformance.refused import edges_of
-    from backquant.conformance.requests import asked_for
+    from backquant.conformance.variants import asked_for
 
     configs = backquant.get_backend_config("qnnpack").configs[0].dtype_configs
     bounded = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from backquant.convert.constants import Constants
+from backquant.convert.fold import Constants
 from backquant.observe import MinMaxObserver
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import onnx_ir
 import pytest
 
-from backquant.deploy.openvino import endless
+from backquant.deploy.openvino import workarounds
 from backquant.errors import ExportError
 
 
@@ -22,7 +22,7 @@ def test_only_where_the_cpu_has_bfloat16(
     monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
 ) -> None:
     facts = SimpleNamespace(capabilities={"avx512_bf16": has_bfloat16})
-    monkeypatch.setattr(endless, "machine_facts", lambda: facts)
+    monkeypatch.setattr(workarounds, "machine_facts", lambda: facts)
     others = [
         convolution(17),
         convolution(taps=13),
@@ -30,9 +30,9 @@ def test_only_where_the_cpu_has_bfloat16(
         convolution(dilations=[1, 2]),
         convolution(group=8),
     ]
-    endless.check_ends(others)
+    workarounds.check_ends(others)
     if has_bfloat16:
         with pytest.raises(ExportError, match="never finishes"):
-            endless.check_ends([*others, convolution(strides=[2, 1])])
+            workarounds.check_ends([*others, convolution(strides=[2, 1])])
     else:
-        endless.check_ends([convolution()])
+        workarounds.check_ends([convolution()])

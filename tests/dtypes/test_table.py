@@ -16,7 +16,7 @@ from backquant.dtypes import (
     storage_dtype,
     tensor_token,
 )
-from backquant.dtypes.tokens import E2M1, INT2, INT3, INT4, UINT2, UINT3, UINT4
+from backquant.dtypes.table import E2M1, INT2, INT3, INT4, UINT2, UINT3, UINT4
 from backquant.errors import ConfigError
 
 QUANTIZED = [row.token for row in known_dtypes() if row.has_scale]

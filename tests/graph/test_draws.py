@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from backquant.graph.draws import Draws
+from backquant.graph.interception import Draws
 
 
 def test_what_draws_is_named_with_the_line_that_calls_it() -> None:

@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 
-from backquant.graph.decomposed import register_quantized_decomposed
+from backquant.graph.requantize import register_quantized_decomposed
 from backquant.lower.dynamic import (
     DynamicInput,
     dynamic_input,

@@ -13,8 +13,7 @@ from torch import fx, nn
 from backquant.backend_config import AnyOrder, BackendConfig, BackendPatternConfig, GraphPattern
 from backquant.backend_config.graph_pattern import GraphNode
 from backquant.graph import GraphIndex
-from backquant.match.index import PatternIndex
-from backquant.match.matcher import Found, Matcher
+from backquant.match.matcher import Found, Matcher, PatternIndex
 from backquant.match.reasons import NearMisses
 
 TWO = (torch.add, torch.mul, torch.sub)

@@ -12,8 +12,7 @@ from backquant.backend_config import BackendConfig, BackendPatternConfig, get_ba
 from backquant.fuse import apply_fusion
 from backquant.graph import GraphIndex, capture
 from backquant.match import make_plan, plan_fusion
-from backquant.match.index import PatternIndex
-from backquant.match.matcher import Matcher
+from backquant.match.matcher import Matcher, PatternIndex
 from backquant.qconfig import get_default_qconfig_mapping
 
 

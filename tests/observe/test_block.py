@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backquant.dtypes import QParams, dequantize_tensor, quantize_tensor
-from backquant.dtypes.tokens import INT2, INT4, UINT4
+from backquant.dtypes.table import INT2, INT4, UINT4
 from backquant.errors import ConfigError
 from backquant.observe import BlockMinMaxObserver, BlockMSEObserver, FakeQuantize, MinMaxObserver
 

@@ -22,7 +22,7 @@ from backquant.backend_config import (
 from backquant.match.plan import Match, PortUse
 from backquant.observe import MinMaxObserver
 from backquant.prepare import PreparedModule, Role, prepared_state
-from backquant.prepare.ports import observed_arguments, shared_port
+from backquant.prepare.sites import observed_arguments, shared_port
 from backquant.qconfig import PrepareCustomConfig, QConfig, QConfigMapping
 
 STATIC = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)

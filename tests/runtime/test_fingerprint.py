@@ -9,7 +9,7 @@ from torch import nn
 
 import backquant as bq
 from backquant.errors import UsageError
-from backquant.runtime.fingerprint import fingerprint
+from backquant.runtime.unchanged import fingerprint
 
 
 def quantized(x: torch.Tensor) -> bq.QuantizedModel:

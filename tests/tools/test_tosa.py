@@ -8,7 +8,7 @@ from tools.tosa.agreement import calls_of
 from tools.tosa.cases import CASES
 
 from backquant.conformance.tosa.graph import Graph
-from backquant.conformance.tosa.scales import multiplier_and_shift
+from backquant.conformance.tosa.moves import multiplier_and_shift
 from backquant.conformance.tosa.translate import in_our_order, translated
 from backquant.conformance.tosa.windows import windowed
 from backquant.dtypes.requantization import quantize_multiplier

@@ -29,7 +29,7 @@ from backquant import (
     prepare_fx,
 )
 from backquant.conformance.tosa.graph import TosaError, run
-from backquant.conformance.tosa.scales import NoTosaError
+from backquant.conformance.tosa.moves import NoTosaError
 from backquant.conformance.tosa.translate import in_our_order, translated
 from backquant.lower.kernels.integer.result import IntegerKernel
 

@@ -23,8 +23,8 @@ from torch import nn
 from torch.fx import Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from backquant.artifact.classes import class_path, find_class, storable_path
 from backquant.artifact.functions import find_function, function_path, is_within
+from backquant.artifact.labels import class_path, find_class, storable_path
 from backquant.artifact.tensors import TensorReader
 from backquant.errors import ArtifactError
 

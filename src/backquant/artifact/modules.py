@@ -19,14 +19,20 @@ from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.artifact import labels
-from backquant.artifact.classes import class_path, find_module_class, storable_path
 from backquant.artifact.functions import function_path, is_within
 from backquant.artifact.graph import check_targets, decode_graph, encode_graph
 from backquant.artifact.growth import check_growth
 from backquant.artifact.json_values import Decoder, Encoder
 from backquant.artifact.kernel_tensors import check_tensors
 from backquant.artifact.kernels import check_config
-from backquant.artifact.labels import check_keyword, check_path, renamed
+from backquant.artifact.labels import (
+    check_keyword,
+    check_path,
+    class_path,
+    find_module_class,
+    renamed,
+    storable_path,
+)
 from backquant.artifact.module_checks import check_attribute_names, check_module, hides_of_class
 from backquant.errors import ArtifactError
 from backquant.graph import DeferredGraphModule, copied_graph, inline_call

@@ -38,7 +38,7 @@ from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPat
 from backquant.backend_config.known_slower import KnownSlower
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name, short_name
-from backquant.backend_config.observation import ObservationType
+from backquant.backend_config.observation import ObservationType, Tolerance
 from backquant.backend_config.pattern import (
     MatchAllNode,
     NormalPattern,
@@ -70,7 +70,6 @@ from backquant.backend_config.registry import (
     get_x86_backend_config,
     list_backends,
 )
-from backquant.backend_config.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from backquant.backend_config.files import json_schema

@@ -6,11 +6,11 @@ import re
 
 import torch
 
+from backquant.backend_config.checks import short_text
 from backquant.backend_config.declared import phrases
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints, Ratio
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_label
-from backquant.backend_config.numbers import short_text
 from backquant.backend_config.pattern import NormalPattern, calls_text
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.dtypes import dtype_name

@@ -22,7 +22,7 @@ from backquant.backend_config.kinds import (
     Where,
     WordOrEnds,
 )
-from backquant.backend_config.tolerance import Tolerance
+from backquant.backend_config.observation import Tolerance
 from backquant.dtypes import Granularity
 from backquant.errors import SpecError
 

@@ -18,6 +18,8 @@ from backquant.backend_config.checks import (
     check_module_class,
     check_number,
     dtype_fix,
+    number_text,
+    short_text,
     within,
 )
 from backquant.backend_config.conditions.condition import (
@@ -26,7 +28,6 @@ from backquant.backend_config.conditions.condition import (
     condition_from,
 )
 from backquant.backend_config.naming import operator_label, operator_name
-from backquant.backend_config.numbers import number_text, short_text
 from backquant.backend_config.pattern import normal_form
 from backquant.dtypes import Granularity, dtype_name
 from backquant.errors import SpecError

@@ -11,7 +11,7 @@ import torch
 
 from backquant.backend_config import BackendConfig
 from backquant.backends.weights_alone import WEIGHT, described, with_groups
-from backquant.dtypes.tokens import UINT4
+from backquant.dtypes.table import UINT4
 from backquant.operators import linear
 
 GROUPS = {"group_size": [32, 64, 128], "out_channels": {"multiple_of": 8}}

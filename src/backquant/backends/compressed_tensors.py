@@ -14,7 +14,7 @@ import torch
 
 from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints
 from backquant.backends.weights_alone import BY_ROW, described, rows, with_groups
-from backquant.dtypes.tokens import INT4, UINT4
+from backquant.dtypes.table import INT4, UINT4
 from backquant.operators import linear
 
 GROUPS = {"group_size": [32, 64, 128]}

@@ -10,7 +10,7 @@ import torch
 
 from backquant.backend_config import BackendConfig
 from backquant.backends.weights_alone import described, with_groups
-from backquant.dtypes.tokens import INT4, UINT4
+from backquant.dtypes.table import INT4, UINT4
 from backquant.operators import linear
 
 HALF = torch.float16

@@ -35,7 +35,7 @@ from backquant.backends.deployed import (
     tables_in_groups,
 )
 from backquant.backends.dtypes import AT_EACH_CALL, STEP_BY_STEP
-from backquant.dtypes.tokens import INT4, UINT4
+from backquant.dtypes.table import INT4, UINT4
 from backquant.operators import (
     clamped,
     conv,

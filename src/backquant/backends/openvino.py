@@ -46,7 +46,7 @@ from backquant.backends.deployed import (
 )
 from backquant.backends.dtypes import BFLOAT16, FLOAT32
 from backquant.backends.endless import that_end
-from backquant.dtypes.tokens import INT4, UINT4
+from backquant.dtypes.table import INT4, UINT4
 from backquant.operators import clamped, conv, elementwise, embedding, grouped, linear, shape
 from backquant.operators.entry import admit, observed
 

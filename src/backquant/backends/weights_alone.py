@@ -20,7 +20,7 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.dtypes import find_dtype
-from backquant.dtypes.tokens import INT4
+from backquant.dtypes.table import INT4
 
 BY_ROW = DTypeWithConstraints(torch.int8, symmetric=True, granularity="per_channel", ch_axis=0)
 _FLOAT = QuantDefault("placeholder", dtype=torch.float)

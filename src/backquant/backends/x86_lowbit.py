@@ -24,7 +24,7 @@ from backquant.backend_config import (
     QuantDefault,
     Tolerance,
 )
-from backquant.dtypes.tokens import INT4
+from backquant.dtypes.table import INT4
 from backquant.operators import embedding, linear
 
 # bfloat16 has 8 bits: half a step each of the product, more where groups or the bias cancel it

@@ -38,7 +38,7 @@ from backquant.backend_config import (
 )
 from backquant.backends.defaults import SIGNED_DEFAULTS
 from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
-from backquant.dtypes.tokens import INT4
+from backquant.dtypes.table import INT4
 from backquant.graph.grouped import grouped_linear
 from backquant.operators import conv, elementwise, grouped, linear, shape, spellings
 from backquant.operators.entry import admit

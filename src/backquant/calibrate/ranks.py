@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from backquant.calibrate.observers import saw_data
 from backquant.errors import UsageError
 from backquant.observe import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
-from backquant.observe.storage import with_shape
+from backquant.observe.qparams import with_shape
 from backquant.prepare import buffers_of_histograms, prepared_state
 
 _WIDENS = (MinMaxObserver, PerChannelMinMaxObserver)

@@ -23,7 +23,7 @@ from backquant.conformance.engine_protocol import Answer, Build
 from backquant.conformance.models import NoExampleError, float_model
 from backquant.conformance.refusals import by_condition, in_float
 from backquant.conformance.refused import kept
-from backquant.conformance.requests import asked_for
+from backquant.conformance.variants import asked_for
 from backquant.errors import BackquantError
 from backquant.match.fixes import unconditional
 from backquant.operators.operator import Operator

@@ -28,7 +28,6 @@ from backquant.conformance.data import (
     input_grids,
     output_scale,
 )
-from backquant.conformance.each_part import references_of_parts
 from backquant.conformance.engine_protocol import (
     Answer,
     Build,
@@ -37,7 +36,6 @@ from backquant.conformance.engine_protocol import (
     NotAskedError,
     RefusedByEngineError,
 )
-from backquant.conformance.judge import distance
 from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
 from backquant.conformance.refusals import (
     by_condition,
@@ -45,10 +43,14 @@ from backquant.conformance.refusals import (
     no_tensor,
     refused_after_calibration,
 )
-from backquant.conformance.requests import asked_for
-from backquant.conformance.rounded_once import references_behind
-from backquant.conformance.seven_bits import with_seven_bits
+from backquant.conformance.rounded_once import (
+    distance,
+    references_behind,
+    references_of_parts,
+    with_seven_bits,
+)
 from backquant.conformance.torch_engines import REFERENCE, TorchEngine, said, single
+from backquant.conformance.variants import asked_for
 from backquant.convert import convert_to_reference
 from backquant.dtypes import is_quantized
 from backquant.errors import BackquantError

@@ -34,8 +34,8 @@ from backquant.conformance.case import Claim, Trial, Verdict, dtypes_text
 from backquant.conformance.data import drawn_ranges
 from backquant.conformance.models import FloatModel, Input
 from backquant.conformance.refusals import in_float
-from backquant.conformance.requests import asked_for
 from backquant.conformance.samples import drawn_sample, sample_text
+from backquant.conformance.variants import asked_for
 from backquant.dtypes import is_quantized
 from backquant.errors import BackquantError
 from backquant.operators import find

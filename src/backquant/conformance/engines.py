@@ -24,7 +24,7 @@ from backquant.conformance.engine_protocol import (
     Ran,
     RefusedByEngineError,
 )
-from backquant.conformance.halves import BuildsTogether
+from backquant.conformance.rounded_once import BuildsTogether
 from backquant.conformance.side_by_side import joined_graphs
 from backquant.conformance.target_engines import TargetEngine
 from backquant.conformance.torch_engines import REFERENCE, BuiltHere, TorchEngine, said

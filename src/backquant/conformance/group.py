@@ -34,7 +34,7 @@ from backquant.conformance.engine_protocol import (
 from backquant.conformance.models import float_model
 from backquant.conformance.refusals import in_float, refused_after_calibration
 from backquant.conformance.refused import beyond, kept
-from backquant.conformance.requests import asked_for
+from backquant.conformance.variants import asked_for
 from backquant.convert import convert_to_reference
 from backquant.match.fixes import unconditional
 from backquant.prepare import prepared_state

@@ -24,7 +24,7 @@ from backquant.conformance.data import drawn_ranges
 from backquant.conformance.engine_protocol import Answer, Build
 from backquant.conformance.models import FloatModel, NoExampleError, float_model, float_pattern
 from backquant.conformance.refusals import reason_text
-from backquant.conformance.requests import asked_for
+from backquant.conformance.variants import asked_for
 from backquant.dtypes import integer_range, is_quantized
 from backquant.errors import BackquantError
 from backquant.match import Plan
@@ -218,7 +218,7 @@ class Edge:
 def edges_of(config: DTypeConfig, asked: QConfigFix) -> Iterator[Edge]:
     """What lies one step beyond ``config``; ``asked`` is what it admits.
 
-    >>> from backquant.conformance.requests import asked_for
+    >>> from backquant.conformance.variants import asked_for
     >>> config = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
     >>> [edge.name for edge in edges_of(config, asked_for(config, None, None))]
     ['input dtype qint8', 'weight dtype quint8', 'at each call']

@@ -23,8 +23,8 @@ from backquant.conformance.engine_protocol import ConformanceEngine
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of, size_of_groups
 from backquant.conformance.models import Examples, NoExampleError, float_model
-from backquant.conformance.requests import asked_for
 from backquant.conformance.results import Conformance
+from backquant.conformance.variants import asked_for
 from backquant.conformance.workers import Pool
 from backquant.errors import BackquantError, UnknownBackendError, UsageError, did_you_mean
 from backquant.files import replace_file

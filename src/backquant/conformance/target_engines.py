@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from backquant.conformance.engine_protocol import Answer, Build, Ran, RefusedByEngineError
-from backquant.conformance.halves import BuildsTogether
+from backquant.conformance.rounded_once import BuildsTogether
 from backquant.conformance.side_by_side import joined_jobs, named
 from backquant.conformance.torch_engines import said
 from backquant.convert import convert_to_reference

@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from backquant.convert.constants import Constants
 from backquant.convert.dialects import check_narrow_float, without_uint16
+from backquant.convert.fold import Constants
 from backquant.convert.state import Conversion
 from backquant.dtypes import (
     ObservedQParams,

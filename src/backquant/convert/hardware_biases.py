@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from backquant.convert.constants import Constants
+from backquant.convert.fold import Constants
 from backquant.convert.hardware_scales import chosen_config
 from backquant.convert.state import Conversion
 from backquant.dtypes import integer_range

@@ -28,8 +28,8 @@ from backquant.convert.contracts import groups_are_measured
 from backquant.convert.state import Conversion
 from backquant.dtypes import ObservedQParams, is_symmetric, stored_scale
 from backquant.graph import contract
-from backquant.match.described import chosen_dtype_config
 from backquant.match.plan import Match
+from backquant.match.refusal import chosen_dtype_config
 from backquant.prepare import Role
 
 #: A function from the measured qparams of a weight to qparams that the hardware has.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from backquant.convert.constants import Constants
+from backquant.convert.fold import Constants
 from backquant.convert.state import ReferenceModel, reference_state
 from backquant.convert.weights import without_training
 from backquant.match.plan import Match, MatchKind

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from backquant.convert.constants import Constants
+from backquant.convert.fold import Constants
 from backquant.convert.hardware_biases import biases_of
 from backquant.convert.state import Conversion
 from backquant.convert.weights import weight_scales, without_training

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from backquant.backend_config import QDQRules
-from backquant.deploy.described_rounding import state_half_even
+from backquant.deploy.roundings import state_half_even
 from backquant.dtypes import is_scaled_float
 from backquant.graph import register_blocks, register_float8, register_quantized_decomposed
 from backquant.lower.padded import pad_before

@@ -23,17 +23,17 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from backquant.deploy.between_nodes import BETWEEN, Computed, Read, written_operators
-from backquant.deploy.described_rounding import (
-    STANDARD,
-    arithmetic_words,
-    described_quantizes,
-    with_standard_quantize,
-)
 from backquant.deploy.exported import Written
 from backquant.deploy.groups import spell_groups
 from backquant.deploy.job import ExportJob
 from backquant.deploy.portable import dequantize_per_user
 from backquant.deploy.program import Program, origins_of_stacks, quiet
+from backquant.deploy.roundings import (
+    STANDARD,
+    arithmetic_words,
+    described_quantizes,
+    with_standard_quantize,
+)
 from backquant.deploy.target import Requirement
 from backquant.graph.blocks import dequantize_blocks
 from backquant.graph.float8 import dequantize_float8, quantize_float8

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from backquant.deploy.between_nodes import BETWEEN, Computed, Read, written_operators
-from backquant.deploy.described_rounding import STANDARD
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, qdq_model, save_onnx, untranslated
 from backquant.deploy.onnx.provenance import ORIGIN
 from backquant.deploy.onnx.roundings import DOMAIN, described_quantize
+from backquant.deploy.roundings import STANDARD
 from backquant.match.plan import Reason
 
 __all__ = ["TARGET", "QDQTarget"]

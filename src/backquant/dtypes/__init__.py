@@ -37,6 +37,7 @@ from backquant.dtypes.scheme import (
 )
 from backquant.dtypes.stored_scales import stored_scale
 from backquant.dtypes.table import (
+    dtype_name,
     find_dtype,
     integer_range,
     is_narrow_float,
@@ -50,7 +51,6 @@ from backquant.dtypes.table import (
     storage_dtype,
     tensor_token,
 )
-from backquant.dtypes.words import dtype_name
 
 __all__ = [
     "Format",

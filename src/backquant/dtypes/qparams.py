@@ -10,8 +10,7 @@ from typing_extensions import TypeVar
 
 from backquant.dtypes.granularity import Granularity
 from backquant.dtypes.scheme import is_per_channel
-from backquant.dtypes.table import integer_range, storage_dtype
-from backquant.dtypes.words import dtype_name
+from backquant.dtypes.table import dtype_name, integer_range, storage_dtype
 
 ScaleT = TypeVar("ScaleT", default=float)
 ZeroPointT = TypeVar("ZeroPointT", default=int)

@@ -13,9 +13,19 @@ from importlib import metadata
 import torch
 
 from backquant.dtypes.qdtype import Format, QDType
-from backquant.dtypes.tokens import E2M1, INT2, INT3, INT4, UINT2, UINT3, UINT4
 from backquant.entry_points import read_entry_point
 from backquant.errors import ConfigError
+
+# Tokens of few bits that PyTorch has, and its type stubs have not.
+
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
+UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
+INT3: torch.dtype = torch.int3  # type: ignore[attr-defined]
+UINT3: torch.dtype = torch.uint3  # type: ignore[attr-defined]
+INT2: torch.dtype = torch.int2  # type: ignore[attr-defined]
+UINT2: torch.dtype = torch.uint2  # type: ignore[attr-defined]
+E2M1: torch.dtype = torch.float4_e2m1fn_x2  # PyTorch's tensors of it hold two in a byte
+
 
 _GROUP = "backquant.dtypes"
 _SIGNED, _UNSIGNED, _FLOAT, _CAST = Format.SIGNED, Format.UNSIGNED, Format.FLOAT, Format.CAST
@@ -249,3 +259,15 @@ def quantize_bounds(dtype: torch.dtype, reduce_range: bool = False) -> tuple[int
     if reduce_range and row.is_integer and row.bits == 8:
         return row.low // 2, row.high // 2
     return row.low, row.high
+
+
+# Dtypes as messages, reports and files write them.
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """``quint8`` for ``torch.quint8``; ``any dtype`` for None.
+
+    >>> dtype_name(torch.quint8), dtype_name(torch.float), dtype_name(None)
+    ('quint8', 'float32', 'any dtype')
+    """
+    return "any dtype" if dtype is None else str(dtype).removeprefix("torch.")

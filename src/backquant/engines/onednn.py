@@ -8,10 +8,9 @@ import torch
 
 from backquant.engines.builds import alternative, dynamic_kernels, transposed_kernels
 from backquant.engines.tables.common import common_rules
-from backquant.engines.tables.conv_add import conv_add_rules
 from backquant.engines.tables.grouped import grouped_rules
 from backquant.engines.tables.lowbit import lowbit_rules
-from backquant.engines.tables.onednn_weighted import onednn_weighted_rules
+from backquant.engines.tables.onednn_weighted import conv_add_rules, onednn_weighted_rules
 from backquant.engines.tables.quantized_weighted import quantized_transposed_rules
 from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.errors import EngineError

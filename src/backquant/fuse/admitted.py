@@ -28,7 +28,7 @@ from backquant.match import (
     make_plan,
     plan_fusion,
 )
-from backquant.match.index import PatternIndex
+from backquant.match.matcher import PatternIndex
 from backquant.match.verdict import QConfigRequest, Roles, judge
 from backquant.qconfig import QConfigMapping
 

@@ -31,7 +31,7 @@ from backquant.graph import (
     verify,
 )
 from backquant.graph.shapes import GraphValues
-from backquant.match.folded_norms import unseen_rank
+from backquant.match.fusion import unseen_rank
 from backquant.match.plan import Fusion
 from backquant.nn.intrinsic.rank import TakesRank
 from backquant.operators import module_for_call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backquant.graph.affine import fold_affines
 from backquant.graph.alike import alike
-from backquant.graph.any_layout import reshape_views
+from backquant.graph.any_layout import move_rank_reads, reshape_views
 from backquant.graph.assemble import (
     DeferredGraphModule,
     assemble,
@@ -27,7 +27,6 @@ from backquant.graph.computed_biases import add_computed_biases
 from backquant.graph.computed_weights import products_of_activations
 from backquant.graph.constant_products import linear_products
 from backquant.graph.custom_gradients import inline_custom_gradients
-from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
     GraphEditor,
     NamePool,
@@ -50,7 +49,7 @@ from backquant.graph.modes import (
 )
 from backquant.graph.objects import part
 from backquant.graph.passes import Breach, contract, graph_pass, run_pass
-from backquant.graph.provenance import Provenance
+from backquant.graph.provenance import Provenance, Scope
 from backquant.graph.queries import (
     GraphIndex,
     NodeInfo,
@@ -60,9 +59,7 @@ from backquant.graph.queries import (
     nodes_in,
     operator_key,
 )
-from backquant.graph.rank_reads import move_rank_reads
-from backquant.graph.requantize import register_requantize
-from backquant.graph.scope import Scope
+from backquant.graph.requantize import register_quantized_decomposed, register_requantize
 from backquant.graph.total import is_of_tensors
 from backquant.graph.tracer import is_leaf
 from backquant.graph.unwritten import zeros_for_unwritten

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from backquant.graph.arithmetic import arithmetic_of, plain_name
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import get_module, set_module
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 from backquant.graph.shapes import GraphValues
 
 _PERMUTATIONS = frozenset({torch.permute, "permute"})

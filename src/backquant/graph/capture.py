@@ -13,6 +13,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.errors import CaptureError, ConfigError, did_you_mean
 from backquant.graph.advice import is_packages, largest_part
+from backquant.graph.any_layout import move_rank_reads
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.asserts import unchecked_notes
 from backquant.graph.clone import shallow_copy, with_own_buffers
@@ -21,9 +22,8 @@ from backquant.graph.example_trace import ExampleTracer
 from backquant.graph.hooks import drop_hooks
 from backquant.graph.in_place import lost_change, read_changed_values
 from backquant.graph.own_thread import capture_in_own_thread
-from backquant.graph.rank_reads import move_rank_reads
+from backquant.graph.provenance import Scope
 from backquant.graph.returned import keep_returned
-from backquant.graph.scope import Scope
 from backquant.graph.trace_guards import add_checks, notes_of
 from backquant.graph.tracer import ModuleTracer, user_line
 

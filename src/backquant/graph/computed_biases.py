@@ -14,7 +14,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from backquant.graph.constant_products import Constants
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 
 
 def add_computed_biases(

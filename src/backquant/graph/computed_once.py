@@ -16,8 +16,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from backquant.graph.mutation import changes_argument, is_view
+from backquant.graph.provenance import Scope
 from backquant.graph.queries import GraphIndex
-from backquant.graph.scope import Scope
 
 _MODULES = (
     *(nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d),

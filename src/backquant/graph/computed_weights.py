@@ -15,7 +15,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from backquant.graph.arithmetic import plain_name
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 from backquant.graph.shapes import GraphValues
 
 

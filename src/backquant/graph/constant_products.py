@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from backquant.graph.arithmetic import arithmetic_of
 from backquant.graph.edit import NamePool
 from backquant.graph.folding import changed_tensors
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 
 _PRODUCTS = frozenset({torch.matmul, operator.matmul, torch.mm, "matmul", "mm"})
 

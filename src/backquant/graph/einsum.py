@@ -19,7 +19,7 @@ from torch import fx
 
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import NamePool
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 from backquant.graph.shapes import GraphValues
 
 _EINSUM = (torch.einsum, torch.ops.aten.einsum.default)

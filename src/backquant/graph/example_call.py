@@ -13,8 +13,8 @@ from torch import nn
 from backquant.errors import InputError
 from backquant.graph.clone import own_buffers
 from backquant.graph.costs import MultiplyAdds
-from backquant.graph.draws import Draws
 from backquant.graph.example import as_arguments, check_inputs
+from backquant.graph.interception import Draws
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError
 from backquant.graph.state import Snapshot, state_of

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from backquant.graph.edit import NamePool, get_module
 from backquant.graph.mutation import changes_argument, is_view
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 
 _LARGE = 1 << 22  # elements
 _PACKAGES = ("torch", "_operator", "builtins", "math")

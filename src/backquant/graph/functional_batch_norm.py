@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import NamePool
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 from backquant.graph.shapes import GraphValues
 
 _BEHIND: dict[type[nn.Module], type[nn.Module]] = {

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import NamePool
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 
 _LIBRARY = torch.library.Library("backquant", "FRAGMENT")
 _LIBRARY.define("grouped_linear(Tensor input, Tensor weight, Tensor offsets) -> Tensor")

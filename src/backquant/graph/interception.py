@@ -7,6 +7,7 @@ functions, every call counts as followed: it runs operator by operator, without 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,9 @@ import torch
 from torch.fx import _symbolic_trace
 from torch.nn.modules import module as hooks
 from torch.utils import _python_dispatch as dispatch
+
+from backquant.graph.dispatch_mode import DispatchMode
+from backquant.graph.tracer import frame_line
 
 # A function (per thread) since torch 2.14, a global variable before.
 _FX_TRACE = (
@@ -110,3 +114,38 @@ def stand_ins() -> str:
     if _transform() is not None:
         return "torch.func"
     return "torch.jit.trace" if _trace() else ""
+
+
+# Which operators draw random numbers, and who calls them.
+#
+# An operator that may draw is asked whether it has: it has moved a generator. Attention draws only with
+# dropout, dropout only in training mode.
+
+
+class Draws(DispatchMode):
+    """While it is open, notes in ``found`` each operator that draws, with the line outside PyTorch that calls
+    it (empty where there is none).
+
+    >>> with Draws() as draws:
+    ...     _ = torch.rand(2) + torch.nn.functional.dropout(torch.ones(2), 0.5, training=False)
+    >>> list(draws.found)
+    ['aten.rand.default']
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, str] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+            return func(*args, **kwargs)
+        generator = kwargs.get("generator") or torch.default_generator
+        before = generator.get_state()
+        result = func(*args, **kwargs)
+        if generator.device.type != "cpu" or not torch.equal(before, generator.get_state()):
+            self.found.setdefault(str(func), frame_line(sys._getframe(1)))
+        return result

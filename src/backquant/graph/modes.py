@@ -29,7 +29,7 @@ from backquant.graph.clone import shallow_copy
 from backquant.graph.custom_gradients import kept_custom_gradients
 from backquant.graph.edit import NamePool, set_module
 from backquant.graph.example_call import first_calls
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 from backquant.graph.wrapped import passed_on
 
 ONLY_IN_MODE = "the prepared model computes in both modes what the model does in {} mode"

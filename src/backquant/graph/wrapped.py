@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 
 _OPERATORS = ("torch.", "backquant.")
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from backquant.graph.arithmetic import arithmetic_of, plain_name
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import get_module
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 from backquant.graph.shapes import GraphValues
 
 _GATES = frozenset({F.hardsigmoid, "hardsigmoid"})

@@ -16,13 +16,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backquant.graph import contract, get_module
-from backquant.lower.contracts import kernels_are_recorded
-from backquant.lower.fused_records import merge_records
+from backquant.lower.contracts import kernels_are_recorded, merge_records
 from backquant.lower.kernels import elementwise
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.kernels.packed import WeightTensors
-from backquant.lower.memory import may_overwrite
+from backquant.lower.machine import may_overwrite
 from backquant.lower.rule import KernelUse
 
 _ADDS = (elementwise.add, elementwise.add_relu)

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from torch.fx import GraphModule, Node
 
 from backquant.graph import contract, get_module
-from backquant.lower.contracts import kernels_are_recorded
-from backquant.lower.fused_records import merge_records
-from backquant.lower.kernels.activation import clamp
+from backquant.lower.contracts import kernels_are_recorded, merge_records
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.linear import OnednnLinear
+from backquant.lower.kernels.lookup import clamp
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.rule import KernelUse
 

@@ -15,8 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backquant.graph import contract
-from backquant.lower.contracts import kernels_are_recorded
-from backquant.lower.fused_records import merge_records
+from backquant.lower.contracts import kernels_are_recorded, merge_records
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.linear import OnednnLinear
 from backquant.lower.kernels.lookup import Lookup, LookupConfig

@@ -11,8 +11,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from backquant.graph import contract
-from backquant.lower.contracts import kernels_are_recorded
-from backquant.lower.fused_records import merge_records
+from backquant.lower.contracts import kernels_are_recorded, merge_records
 from backquant.lower.kernels.shuffle import shuffle
 from backquant.lower.rule import KernelUse
 from backquant.operators import spellings

@@ -2,7 +2,7 @@
 
 Source of the operators: ``torch.ops.quantized_decomposed`` (quantize_per_tensor.default,
 dequantize_per_tensor.default, dequantize_per_channel.default), registered by
-``backquant.graph.decomposed``.
+``backquant.graph.requantize``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from backquant.match.custom import CustomMatching, requested_kind
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_policy import settle_neighbours
 from backquant.match.group_sizes import divided, with_group_size
-from backquant.match.index import PatternIndex
+from backquant.match.matcher import PatternIndex
 from backquant.match.occurrences import (
     Occurrence,
     find_occurrences,
@@ -41,8 +41,7 @@ from backquant.match.reasons import ReasonWriter, Refused
 from backquant.match.refusal import Refusal
 from backquant.match.roles import roles_of
 from backquant.match.rules import Hit, RuleTable, resolve
-from backquant.match.suggestions import Suggestions
-from backquant.match.unused_rules import unused_rules
+from backquant.match.suggestions import Suggestions, unused_rules
 from backquant.match.verdict import Judge, QConfigRequest
 from backquant.match.weight_sums import WeightSums
 from backquant.operators.facts import UseFacts

@@ -14,8 +14,8 @@ from torch import fx
 
 from backquant import observe
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.checks import short_text
 from backquant.backend_config.naming import operator_name
-from backquant.backend_config.numbers import short_text
 from backquant.dtypes import Granularity, is_scaled_float, qdtype
 from backquant.match.constraints import check_tensor
 from backquant.match.plan import RuleKind, TensorRequest

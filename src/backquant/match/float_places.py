@@ -11,7 +11,7 @@ from backquant.backend_config import LeaveFloat
 from backquant.backend_config.pattern import normal_form
 from backquant.graph import GraphIndex, OperatorKey
 from backquant.graph.export import interface_of
-from backquant.match.index import key_of
+from backquant.match.matcher import key_of
 from backquant.operators.index import find, find_root, moves_values
 
 

@@ -21,9 +21,8 @@ from backquant.backend_config import (
 from backquant.backend_config.conditions import has_conditions, part_names
 from backquant.graph import GraphIndex, known_types, node_arguments, nodes_in
 from backquant.graph.shapes import GraphValues
-from backquant.match.folded_norms import keeps_channels, unseen_rank
-from backquant.match.index import PatternIndex
-from backquant.match.matcher import Found, Matcher
+from backquant.match.fusion import keeps_channels, unseen_rank
+from backquant.match.matcher import Found, Matcher, PatternIndex
 from backquant.match.plan import Match, MatchKind, PortUse
 from backquant.match.readable_names import entry_text, op_name
 from backquant.match.structure import flattened, root_of
@@ -244,7 +243,7 @@ def port_uses(found: Found) -> tuple[PortUse, ...]:
     >>> import torch
     >>> from backquant.backend_config import BackendConfig, BackendPatternConfig
     >>> from backquant.graph import GraphIndex, nodes_in
-    >>> from backquant.match.index import PatternIndex
+    >>> from backquant.match.matcher import PatternIndex
     >>> from backquant.match.matcher import Matcher
     >>> swish = GraphPattern(["x"], {"gate": (torch.sigmoid, "x"), "out": (torch.mul, "x", "gate")})
     >>> backend = BackendConfig("b").set_backend_pattern_config(BackendPatternConfig(swish))

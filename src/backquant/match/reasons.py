@@ -16,8 +16,7 @@ from backquant.graph import GraphIndex, Scope
 from backquant.match.attention import as_products
 from backquant.match.custom import requested_kind
 from backquant.match.fixes import mapping_call, qconfig_fix
-from backquant.match.index import Candidate, PatternIndex
-from backquant.match.matcher import Matcher, Miss
+from backquant.match.matcher import Candidate, Matcher, Miss, PatternIndex
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, Reason
 from backquant.match.readable_names import entry_text, op_name

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from backquant.backend_config import BackendConfig, LeaveFloat
-from backquant.backend_config.numbers import short_text
+from backquant.backend_config.checks import short_text
 from backquant.graph import GraphIndex, OperatorKey
 from backquant.match.float_places import calls_one_of, keys_of
-from backquant.match.index import key_of
+from backquant.match.matcher import key_of
 from backquant.match.plan import Plan, Predicate, Reason
 from backquant.match.scale_rules import is_power_of_two
 from backquant.operators.index import find

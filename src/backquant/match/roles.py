@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.graph import GraphIndex, OperatorKey, node_arguments
-from backquant.match.index import PatternIndex
+from backquant.match.matcher import PatternIndex
 from backquant.match.occurrences import Occurrence
 from backquant.match.verdict import Roles
 from backquant.operators import find, find_root

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
+from backquant.backend_config.checks import short_text
 from backquant.backend_config.describe import bias_step_text, ratio_text, scales_text
 from backquant.backend_config.dtypes import Ratio
-from backquant.backend_config.numbers import short_text
 from backquant.dtypes import is_scaled_float, qdtype
 from backquant.match.plan import TensorRequest
 from backquant.match.refusal import Refusal, Rule

@@ -15,14 +15,20 @@ from backquant.observe.fake_quantize import (
     FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,
 )
-from backquant.observe.fixed import FixedQParamsObserver
 from backquant.observe.histogram import HistogramObserver
 from backquant.observe.minmax import MinMaxObserver
 from backquant.observe.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from backquant.observe.observer_state import get_observer_state_dict, load_observer_state_dict
+from backquant.observe.observer_state import (
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+    get_observer_state_dict,
+    load_observer_state_dict,
+)
 from backquant.observe.partial import (
     ObserverPartial,
     factories_equal,
@@ -32,6 +38,7 @@ from backquant.observe.partial import (
 )
 from backquant.observe.per_channel import PerChannelMinMaxObserver
 from backquant.observe.placeholder import (
+    FixedQParamsObserver,
     NoopObserver,
     PlaceholderObserver,
     RecordingObserver,
@@ -46,12 +53,6 @@ from backquant.observe.protocol import (
     is_reuse_input,
 )
 from backquant.observe.qparams import qparam_dict
-from backquant.observe.toggles import (
-    disable_fake_quant,
-    disable_observer,
-    enable_fake_quant,
-    enable_observer,
-)
 
 __all__ = [
     # bases and factories

@@ -9,7 +9,6 @@ from backquant.observe.fake_quantize import (
     FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,
 )
-from backquant.observe.fixed import FixedQParamsObserver
 from backquant.observe.histogram import HistogramObserver
 from backquant.observe.minmax import MinMaxObserver
 from backquant.observe.moving_average import (
@@ -18,6 +17,7 @@ from backquant.observe.moving_average import (
 )
 from backquant.observe.per_channel import PerChannelMinMaxObserver
 from backquant.observe.placeholder import (
+    FixedQParamsObserver,
     PlaceholderObserver,
     RecordingObserver,
     ReuseInputObserver,

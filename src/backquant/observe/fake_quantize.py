@@ -12,14 +12,14 @@ from typing_extensions import Self
 
 from backquant.dtypes import is_per_channel, is_per_tensor, is_symmetric, quantize_bounds
 from backquant.errors import ConfigError
-from backquant.observe.fixed import FixedQParamsObserver
 from backquant.observe.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
 from backquant.observe.partial import with_args, with_callable_args
+from backquant.observe.placeholder import FixedQParamsObserver
+from backquant.observe.qparams import with_shape
 from backquant.observe.rounding import channel_ends, is_plain, rounded
-from backquant.observe.storage import with_shape
 
 _HALVES = (torch.float16, torch.bfloat16)
 

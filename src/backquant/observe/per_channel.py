@@ -11,8 +11,8 @@ from backquant.dtypes import is_per_channel
 from backquant.errors import ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
 from backquant.observe.minmax import check_reduced_symmetric
+from backquant.observe.qparams import with_shape
 from backquant.observe.ranges import channel_range, check_channels
-from backquant.observe.storage import with_shape
 
 
 class PerChannelMinMaxObserver(UniformQuantizationObserverBase):

@@ -27,8 +27,8 @@ from backquant.errors import ArtifactError, ExportError, MissingExtraError, Usag
 from backquant.graph import capture
 from backquant.match import Plan
 from backquant.match.decide import make_plan
-from backquant.match.described import described_by_node
 from backquant.match.plan import Reason
+from backquant.match.refusal import described_by_node
 from backquant.nn.quantized import reference
 from backquant.observe import (
     BlockMinMaxObserver,

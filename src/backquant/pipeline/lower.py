@@ -34,9 +34,9 @@ from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match import MatchKind
-from backquant.match.described import described_by_node
 from backquant.match.float_policy import float_by_request
 from backquant.match.plan import Plan, Reason
+from backquant.match.refusal import described_by_node
 from backquant.reason_codes import ReasonCode
 from backquant.report.recorded import LoweredReport
 from backquant.runtime import LoweredRecord, QuantizedModel

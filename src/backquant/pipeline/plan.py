@@ -24,8 +24,8 @@ from backquant.fuse import (
 from backquant.fuse.admitted import FusedPlan
 from backquant.fuse.contracts import Fused
 from backquant.graph import Captured, Scope, released, shallow_copy, without_parametrizations
-from backquant.graph.draws import Draws
 from backquant.graph.hooks import weight_hooks
+from backquant.graph.interception import Draws
 from backquant.graph.shapes import GraphValues
 from backquant.match import (
     CustomMatching,

@@ -18,11 +18,10 @@ from backquant.operators.index import (
     spellings,
 )
 from backquant.prepare.groups import Groups
-from backquant.prepare.ports import observed_arguments, shared_port
 from backquant.prepare.requests import ObserverSource, ObserverSpec, Probe, is_observed
 from backquant.prepare.roles import Role, argument_nodes, input_positions
 from backquant.prepare.separate_interfaces import interfaces
-from backquant.prepare.sites import PREFIX, Draft, Site, SiteTable
+from backquant.prepare.sites import PREFIX, Draft, Site, SiteTable, observed_arguments, shared_port
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.reason_codes import ReasonCode
 

@@ -29,7 +29,6 @@ from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
 from backquant.runtime.child_first import child_first
 from backquant.runtime.dialect import shown_of
 from backquant.runtime.executor import Executor
-from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
 from backquant.runtime.interpreted import Interpreted, check_not_traced
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
@@ -37,6 +36,7 @@ from backquant.runtime.own_results import returned_tensors, with_own_memory
 from backquant.runtime.pickling import pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
+from backquant.runtime.unchanged import fingerprint
 from backquant.runtime.unlowered import FastCallModule, calls_little, raise_told, without_gradients
 from backquant.uncompiled import uncompiled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from itertools import chain, compress
 from operator import attrgetter, not_
@@ -11,8 +12,8 @@ import torch
 from torch import fx, nn
 
 from backquant.graph import DeferredGraphModule
-from backquant.nn.quantized.counted import Counted, changed
-from backquant.nn.quantized.scaled import Scaled
+from backquant.lower.kernels.configured import KernelModule
+from backquant.nn.quantized.scaled import Counted, Scaled, changed
 
 TABLES = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -172,3 +173,38 @@ def _gather(tables: list[dict[str, Any]]) -> None:
             view = base.narrow(0, at, tensor.numel()).view(tensor.shape)
             dict.__setitem__(table, name, view)
             at += tensor.numel()
+
+
+# A digest of what a lowered graph computes beside its weights: operators, qparams, order.
+
+
+def fingerprint(graph_module: fx.GraphModule) -> torch.Tensor:
+    """The SHA-256 of every operation with its literal arguments, as ``uint8[32]``.
+
+    Equal for two graphs that differ in names and weights only.
+
+    >>> one, two = (fx.symbolic_trace(lambda x: x * 2 + step) for step in (1, 3))
+    >>> bool((fingerprint(one) == fingerprint(one)).all()), fingerprint(one).shape
+    (True, torch.Size([32]))
+    >>> bool((fingerprint(one) == fingerprint(two)).all())
+    False
+    """
+    number = {node: position for position, node in enumerate(graph_module.graph.nodes)}
+    digest = hashlib.sha256()
+    for node in graph_module.graph.nodes:
+        arguments = fx.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
+        digest.update(f"{node.op} {_called(node, graph_module)} {arguments}\n".encode())
+    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
+
+
+def _called(node: fx.Node, graph_module: fx.GraphModule) -> str:
+    if node.op == "call_module":
+        module = graph_module.get_submodule(str(node.target))
+        config: Any = (
+            sorted(module.artifact_config().items()) if isinstance(module, KernelModule) else module
+        )
+        return f"{node.target} {type(module).__name__} {config}"
+    if node.op == "call_function":
+        target: Any = node.target
+        return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
+    return "" if node.op in ("placeholder", "output") else str(node.target)

@@ -24,7 +24,7 @@ from backquant.match.plan import Reason
 from backquant.match.slower import Costs, all_slower, nothing_gained, slower_as_a_whole
 from backquant.prepare import Record
 from backquant.runtime import QuantizedModel
-from backquant.runtime.replay.stopwatch import Clock, stopwatch_alone
+from backquant.runtime.replay.timed import Clock, stopwatch_alone
 from backquant.speed.race import FACTOR, Race, race
 
 #: Multiply-adds of a model below which nothing is timed: it is called for its calls, not for its work.

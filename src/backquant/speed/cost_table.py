@@ -20,8 +20,7 @@ from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.match.plan import Decision, Match, MatchKind, Outcome, RuleKind
 from backquant.match.slower import MARGIN, QUIET, Costs, Unit, Value
 from backquant.runtime import QuantizedModel
-from backquant.runtime.replay.stopwatch import Clock
-from backquant.runtime.replay.timed import nothing, replayed
+from backquant.runtime.replay.timed import Clock, nothing, replayed
 
 _LOWERED = "_lowered"
 _BY_NAME = (

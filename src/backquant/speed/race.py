@@ -19,7 +19,7 @@ from torch import nn
 from backquant.graph import as_arguments
 from backquant.graph.objects import fresh
 from backquant.runtime import QuantizedModel
-from backquant.runtime.replay.stopwatch import Clock
+from backquant.runtime.replay.timed import Clock
 
 #: How many times as long a model takes that is slower.
 FACTOR = 1.03

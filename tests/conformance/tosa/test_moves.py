@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from backquant.conformance.tosa.scales import NoTosaError
+from backquant.conformance.tosa.moves import NoTosaError
 from backquant.conformance.tosa.translate import translated_move
 from backquant.lower.kernels.integer.resize import padded
 from tosa_in_numpy import evaluated

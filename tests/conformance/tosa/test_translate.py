@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backquant.conformance.tosa.graph import Graph
-from backquant.conformance.tosa.scales import NoTosaError, rescaled
+from backquant.conformance.tosa.moves import NoTosaError, rescaled
 from backquant.conformance.tosa.translate import (
     in_our_order,
     translated,

@@ -8,9 +8,9 @@ from torch import nn
 from torch.export import Dim
 
 from backquant.deploy.executorch import ExecuTorchModel
-from backquant.deploy.executorch.depthwise import MOST_TAPS
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.rewrites import rewrite
+from backquant.deploy.executorch.workarounds import MOST_TAPS
 from backquant.deploy.program import Program, quiet
 from backquant.operators import overloads
 

@@ -9,7 +9,7 @@ from torch._inductor.decomposition import choose_qparams_tensor
 
 import backquant
 from backquant.deploy import find_target
-from backquant.deploy.inductor.around_zero import hold_zero
+from backquant.deploy.inductor.workarounds import hold_zero
 from backquant.deploy.job_of import export_job
 from backquant.deploy.program import export_program
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import QDQRules
-from backquant.deploy.inductor.split_dequantize import split_dequantize
+from backquant.deploy.inductor.workarounds import split_dequantize
 from backquant.deploy.portable import portable
 from backquant.lower.qdq import is_dequantize
 

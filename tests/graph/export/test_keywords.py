@@ -13,8 +13,8 @@ from torch import nn
 import backquant
 from backquant.deploy.session import load_exported
 from backquant.errors import CaptureError
-from backquant.graph.export.keywords import by_keyword, named_keywords
 from backquant.graph.export.program import export_model
+from backquant.graph.export.signature import by_keyword, named_keywords
 
 
 class Positioned(nn.Module):

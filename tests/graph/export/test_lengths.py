@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.graph.export.lengths import lengths_as_sizes
+from backquant.graph.export.numbers import lengths_as_sizes
 
 
 class Heads(nn.Module):

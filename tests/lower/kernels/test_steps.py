@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backquant.graph import register_quantized_decomposed
-from backquant.lower.kernels import boundary, steps
+from backquant.lower.kernels import boundary
 
 pytestmark = pytest.mark.usefixtures("native_library")
 
@@ -26,7 +26,7 @@ def test_the_integers_are_those_of_the_reference_model(
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(shape) * 40
-    found = steps.quantized(x, 0.37, zero_point)
+    found = boundary.quantized(x, 0.37, zero_point)
     assert found is not None
     assert torch.equal(found, reference(x, 0.37, zero_point))
 
@@ -41,11 +41,11 @@ def test_halfway_between_two_integers_and_far_away(zero_point: int) -> None:
 def test_memory_formats() -> None:
     x = torch.randn(2, 5, 9, 11)
     last = x.contiguous(memory_format=torch.channels_last)
-    found = steps.quantized(last, 0.02, 100)
+    found = boundary.quantized(last, 0.02, 100)
     assert found is not None and found.stride() == last.stride()
     assert torch.equal(found, reference(x, 0.02, 100))
     for other in (x.transpose(1, 2), x[:, ::2], x.expand(2, 5, 9, 11)[:, :, 1:], x.double(), x[:0]):
-        assert steps.quantized(other, 0.02, 100) is None
+        assert boundary.quantized(other, 0.02, 100) is None
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -53,7 +53,7 @@ def test_threads_decide_nothing(threads: int) -> None:
     x, before = torch.randn(300_001), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = steps.quantized(x, 0.02, 100)
+        found = boundary.quantized(x, 0.02, 100)
     finally:
         torch.set_num_threads(before)
     assert found is not None and torch.equal(found, reference(x, 0.02, 100))
@@ -79,7 +79,7 @@ def test_tables(threads: int) -> None:
     try:
         for shape in ((), (1,), (63,), (64,), (2, 5, 9, 11), (70_001,)):
             x = torch.randint(0, 256, shape, dtype=torch.uint8)
-            found = steps.looked_up(x, table)
+            found = boundary.looked_up(x, table)
             assert found is not None and torch.equal(found, table[x.long()])
     finally:
         torch.set_num_threads(before)
@@ -88,8 +88,8 @@ def test_tables(threads: int) -> None:
 def test_tables_of_images() -> None:
     table, x = torch.randperm(256).to(torch.uint8), torch.randint(0, 256, (2, 5, 9, 11))
     x = x.to(torch.uint8).contiguous(memory_format=torch.channels_last)
-    found = steps.looked_up(x, table)
+    found = boundary.looked_up(x, table)
     assert found is not None and found.stride() == x.stride()
     assert torch.equal(found, table[x.long()])
     for other in (x.transpose(1, 2), x[:, ::2], x[:0], x.view(torch.int8)):
-        assert steps.looked_up(other, table) is None
+        assert boundary.looked_up(other, table) is None

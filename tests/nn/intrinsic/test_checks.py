@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from backquant.errors import ConfigError
-from backquant.nn.intrinsic.checks import require_same_mode, require_trainable
+from backquant.nn.intrinsic.rank import require_same_mode, require_trainable
 
 
 def test_modes() -> None:

@@ -11,7 +11,7 @@ import torch.ao.nn.qat as oracle
 from torch import nn
 
 import backquant
-from backquant.dtypes.tokens import INT4
+from backquant.dtypes.table import INT4
 from backquant.errors import ConfigError
 from backquant.nn import qat
 from backquant.observe import BlockMinMaxObserver

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backquant.errors import InputError
-from backquant.nn.quantizable.masks import additive_mask
+from backquant.nn.quantizable.attention import additive_mask
 
 SIZES = (2, 3, 4, 5)  # N, heads, L, S
 

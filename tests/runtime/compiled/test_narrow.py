@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import backquant
 from backquant.errors import EngineError, UsageError
 from backquant.runtime.compiled.graph import compilable
-from backquant.runtime.compiled.narrow import check_float_dtype
+from backquant.runtime.compiled.operators import check_float_dtype
 
 
 class Attention(nn.Module):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backquant.runtime.replay.stopwatch import stopwatch, stopwatch_alone
+from backquant.runtime.replay.timed import stopwatch, stopwatch_alone
 from backquant.speed.against_float import Timing
 
 

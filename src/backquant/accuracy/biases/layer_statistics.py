@@ -23,7 +23,7 @@ from backquant.accuracy.recipes.draft import weighted_part
 from backquant.calibrate.batches import count_of, values_in
 from backquant.graph import get_module
 from backquant.graph.export import interface_of
-from backquant.match.described import chosen_dtype_config
+from backquant.match.refusal import chosen_dtype_config
 from backquant.prepare import prepared_state
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

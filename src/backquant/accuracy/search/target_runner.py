@@ -23,8 +23,7 @@ from backquant.graph import alike, as_arguments
 from backquant.match.slower import Costs, total
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
-from backquant.runtime.replay.stopwatch import Clock, stopwatch
-from backquant.runtime.replay.timed import NodeTimes
+from backquant.runtime.replay.timed import Clock, NodeTimes, stopwatch
 from backquant.speed.cost_table import Times, cost_table
 from backquant.speed.race import race
 

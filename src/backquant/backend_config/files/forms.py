@@ -24,9 +24,8 @@ from backquant.backend_config.entry_kinds import (
 from backquant.backend_config.files.conditions import condition_at
 from backquant.backend_config.files.import_paths import Resolver, SpellingError, path_of
 from backquant.backend_config.files.kinds import is_operator
-from backquant.backend_config.files.located import Path
+from backquant.backend_config.files.located import Path, constant_from, number_data, number_from
 from backquant.backend_config.files.pattern_models import is_operator_name
-from backquant.backend_config.files.scalars import constant_from, number_data, number_from
 from backquant.backend_config.files.spelling import (
     callable_data,
     callable_from,

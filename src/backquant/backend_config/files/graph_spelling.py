@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from backquant.backend_config.files.import_paths import Resolver, SpellingError, path_of
-from backquant.backend_config.files.scalars import number_data
+from backquant.backend_config.files.located import number_data
 from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Value
 from backquant.backend_config.pattern import MatchAllNode
 from backquant.errors import SpecError

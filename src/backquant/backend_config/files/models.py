@@ -27,7 +27,7 @@ from backquant.backend_config.entry_kinds import (
     Ports,
     Positions,
 )
-from backquant.backend_config.files import condition_models
+from backquant.backend_config.files import conditions
 from backquant.backend_config.files.model_parts import (
     Count,
     DTypeName,
@@ -130,7 +130,7 @@ _PLAIN: dict[type, Any] = {
     kinds.AnyText: str,
     kinds.Text: Annotated[str, Field(min_length=1)],
     kinds.SharedBy: GranularityText,
-    kinds.Where: condition_models.Where,
+    kinds.Where: conditions.Where,
     kinds.Operators: list[PatternOrName],
     kinds.OperatorNames: Annotated[list[OperatorNames], Field(min_length=1)],
     kinds.WordOrModule: str,

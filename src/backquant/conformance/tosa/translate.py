@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from backquant.conformance.tosa.graph import Array, Graph
-from backquant.conformance.tosa.moves import Move, moved
-from backquant.conformance.tosa.scales import NoTosaError, clamped, rescaled
+from backquant.conformance.tosa.moves import Move, NoTosaError, clamped, moved, rescaled
 from backquant.conformance.tosa.windows import average, max_pool, weighted
 from backquant.dtypes import between_entries
 from backquant.lower.kernels.integer.elementwise import IntegerBinary, IntegerJoin

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from backquant.conformance.tosa.graph import Array, Graph
-from backquant.conformance.tosa.scales import NoTosaError, clamped, rescaled
+from backquant.conformance.tosa.moves import NoTosaError, clamped, rescaled
 from backquant.lower.kernels.integer.pooling import IntegerAverage, IntegerMaxPool
 from backquant.lower.kernels.integer.weighted import IntegerConvAdd, IntegerWeighted
 

@@ -23,7 +23,7 @@ from backquant.dtypes import find_dtype
 from backquant.errors import ExportError
 from backquant.lower.qdq import is_dequantize
 from backquant.match import Plan
-from backquant.match.described import described_by_node
+from backquant.match.refusal import described_by_node
 from backquant.reason_codes import ReasonCode
 
 

@@ -23,10 +23,10 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from backquant.deploy.examples import row_major
-from backquant.deploy.executorch.means import REASON, means_of_free_sizes
 from backquant.deploy.executorch.partitions import partitioner
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.executorch.runtime import INPUTS
+from backquant.deploy.executorch.workarounds import REASON, means_of_free_sizes
 from backquant.deploy.groups import spell_groups
 from backquant.deploy.program import Program, quiet
 from backquant.dtypes import block_of, dequantize_tensor

@@ -52,16 +52,19 @@ from torch.export import ExportedProgram
 
 from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
-from backquant.deploy.executorch.depthwise import split_depthwise
-from backquant.deploy.executorch.means import compute_in_float, means_of_free_sizes
-from backquant.deploy.executorch.orders import ORDERS
-from backquant.deploy.executorch.pads import PADS
 from backquant.deploy.executorch.pools import POOLS
-from backquant.deploy.executorch.resizes import RESIZES
-from backquant.deploy.executorch.slices import PARTS
-from backquant.deploy.executorch.softplus import SOFTPLUS
 from backquant.deploy.executorch.volume_pools import VOLUME_POOLS
 from backquant.deploy.executorch.volumes import VOLUMES
+from backquant.deploy.executorch.workarounds import (
+    ORDERS,
+    PADS,
+    PARTS,
+    RESIZES,
+    SOFTPLUS,
+    compute_in_float,
+    means_of_free_sizes,
+    split_depthwise,
+)
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overload, overloads
 from backquant.operators.windows import cut_windows

@@ -21,13 +21,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.runtime import ExecuTorchModel, LoadedProgram, registered_kernels
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.program import quiet
-from backquant.deploy.roundings import computed, dithered, float_tensors, ratio
+from backquant.deploy.roundings import computed, dithered, float_tensors, ratio, unstated_rounding
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError, literal
 from backquant.files import workspace

@@ -14,21 +14,23 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backquant.deploy.decomposed import decomposed_for_runtimes
-from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.examples import row_major
 from backquant.deploy.exported import Written
-from backquant.deploy.inductor.around_zero import hold_zero
-from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
-from backquant.deploy.inductor.conv1d import with_height
 from backquant.deploy.inductor.fusible import made_fusible
 from backquant.deploy.inductor.named_padding import number_paddings
 from backquant.deploy.inductor.one_channel import with_two_channels
 from backquant.deploy.inductor.readback import kernels_of
-from backquant.deploy.inductor.split_dequantize import split_dequantize
-from backquant.deploy.inductor.transposed import keep_transposed
+from backquant.deploy.inductor.workarounds import (
+    hold_zero,
+    keep_ceil_mode,
+    keep_transposed,
+    split_dequantize,
+    with_height,
+)
 from backquant.deploy.inductor.wrong_numbers import check_numbers
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.program import export_program, quiet
+from backquant.deploy.roundings import unstated_rounding
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError, first_line
 from backquant.graph.grouped import grouped_linear

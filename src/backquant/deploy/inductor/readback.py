@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import fx
 
 from backquant.deploy.exported import TargetKernel
-from backquant.deploy.inductor.split_dequantize import reads_weight
+from backquant.deploy.inductor.workarounds import reads_weight
 from backquant.deploy.program import Program
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 

@@ -19,7 +19,7 @@ from backquant.deploy.litert.call import Call, Rule, Table
 from backquant.deploy.litert.images import activation, from_image, image, image_output, pair
 from backquant.deploy.litert.lowered_values import UnsupportedError, Value
 from backquant.deploy.litert.network import Array, Tensor
-from backquant.deploy.litert.padding import SAME, VALID, Amounts, padded, same_padding
+from backquant.deploy.litert.pools import SAME, VALID, Amounts, padded, same_padding
 from backquant.deploy.litert.weights import bias_of, has_integer_weight, stored_weight, weight_of
 from backquant.operators import overload
 

@@ -18,7 +18,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.litert import arithmetic, convolutions, moves, norms, pools
@@ -32,6 +31,7 @@ from backquant.deploy.litert.network import Array, Tensor
 from backquant.deploy.litert.readback import LoadedFile, ReadOperator, read_back
 from backquant.deploy.litert.weights import bias_of, has_integer_weight, stored_weight
 from backquant.deploy.program import Program, origins_of_stacks
+from backquant.deploy.roundings import unstated_rounding
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
 from backquant.graph.quiet import quiet

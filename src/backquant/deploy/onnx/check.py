@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.exporter import is_translated
 from backquant.deploy.onnx.translate import Table, own_translations, translations
 from backquant.deploy.program import quiet
+from backquant.deploy.roundings import unstated_rounding
 from backquant.graph import register_quantized_decomposed
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import fx
 
-from backquant.deploy.described_rounding import STANDARD, arithmetic_words, described_quantizes
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.initializers import add_initializer, replace_node
 from backquant.deploy.onnx.provenance import ORIGIN
 from backquant.deploy.onnx.translate import Table, quantize_linear
+from backquant.deploy.roundings import STANDARD, arithmetic_words, described_quantizes
 from backquant.dtypes import Requantization, quantize_multiplier, shift_of
 from backquant.graph import register_requantize
 from backquant.lower.qdq import described_arithmetic

@@ -29,7 +29,7 @@ from backquant.deploy.program import quiet
 from backquant.errors import BackquantError, ExportError
 from backquant.graph import register_quantized_decomposed
 from backquant.graph.own_thread import printing_nowhere
-from backquant.match.described import described_by_node
+from backquant.match.refusal import described_by_node
 
 __all__ = ["OPSET", "onnx_model", "save_onnx"]
 

@@ -9,14 +9,16 @@ from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.provenance import origins_of
-from backquant.deploy.onnxruntime.clips import clip_integers
-from backquant.deploy.onnxruntime.float_clips import show_products
 from backquant.deploy.onnxruntime.lowbit import use_group_kernels
 from backquant.deploy.onnxruntime.lstm import use_lstm_kernels
-from backquant.deploy.onnxruntime.outputs import keep_outputs
 from backquant.deploy.onnxruntime.readback import kernels_of
-from backquant.deploy.onnxruntime.resizes import resize_by_products
 from backquant.deploy.onnxruntime.session import OnnxRuntimeSession
+from backquant.deploy.onnxruntime.workarounds import (
+    clip_integers,
+    keep_outputs,
+    resize_by_products,
+    show_products,
+)
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
 

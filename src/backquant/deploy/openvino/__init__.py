@@ -10,17 +10,20 @@ from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.blocks import is_blocked
 from backquant.deploy.openvino.amx import check_amx
-from backquant.deploy.openvino.biases import keep_zero_biases, separate_biases
-from backquant.deploy.openvino.clamps import shift_bounds
-from backquant.deploy.openvino.endless import check_ends
 from backquant.deploy.openvino.fourier import plain_transforms
 from backquant.deploy.openvino.joins import round_whole
 from backquant.deploy.openvino.norms import keep_scales_before_norms
 from backquant.deploy.openvino.readback import Origins, kernels_of
-from backquant.deploy.openvino.reductions import keep_reduced_axes
 from backquant.deploy.openvino.session import OpenVinoSession
-from backquant.deploy.openvino.shared_weights import separate_weights
-from backquant.deploy.openvino.tables import scale_tables
+from backquant.deploy.openvino.workarounds import (
+    check_ends,
+    keep_reduced_axes,
+    keep_zero_biases,
+    scale_tables,
+    separate_biases,
+    separate_weights,
+    shift_bounds,
+)
 from backquant.deploy.program import quiet
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason

@@ -3,9 +3,8 @@ that only move integers, and tables of 256 results."""
 
 from __future__ import annotations
 
-from backquant.engines.tables.activation import clamp_rules
 from backquant.engines.tables.dynamic import dynamic_linear_rules
-from backquant.engines.tables.elementwise import binary_rules
+from backquant.engines.tables.elementwise import binary_rules, clamp_rules
 from backquant.engines.tables.embedding import embedding_rules
 from backquant.engines.tables.matrix import matrix_rules
 from backquant.engines.tables.norm import norm_rules

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
+from torch.fx import Node
 
 from backquant.dtypes import QParams
-from backquant.engines.tables.layer_calls import WeightedCall, conv_rules, linear_rules
-from backquant.engines.tables.spellings import post_op_of
-from backquant.engines.tables.weights import check_weight
+from backquant.engines.tables.arguments import numbers, refuse_float_input
+from backquant.engines.tables.layer_calls import (
+    WeightedCall,
+    conv_rules,
+    explicit_padding,
+    linear_rules,
+)
+from backquant.engines.tables.spellings import RELUS, post_op_of
+from backquant.engines.tables.weights import check_weight, module_weight
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
+from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
 from backquant.lower.kernels.postop import PostOp, within
-from backquant.lower.rule import Emit, LowerRule, Site
+from backquant.lower.machine import may_overwrite
+from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
+from backquant.nn.quantized.reference import Conv2d
 from backquant.reason_codes import ReasonCode
 
 
@@ -97,3 +110,70 @@ def _linear(site: Site, call: WeightedCall) -> Emit | Reason:
     )
     kernel = OnednnLinear(config, call.weight)
     return Emit(kernel, (call.x.node,), kernel.name, site.out, in_range=True)
+
+
+# The fused modules ``ConvAdd2d`` and ``ConvAddReLU2d``: convolution and addition in one kernel.
+#
+# The kernel accumulates into the tensor that is added. It may use that tensor's memory when a kernel
+# made it and everything else that reads it has run already (so that nothing aliases or reads it later).
+
+_ADDS: tuple[Any, ...] = (torch.add, operator.add)
+
+
+def conv_add_rules() -> list[LowerRule]:
+    """Rules for a convolution that is added to another tensor, with a ReLU behind or without.
+
+    >>> [rule.name for rule in conv_add_rules()]
+    ['conv + add + relu', 'conv + add']
+    """
+    return [
+        LowerRule("conv + add + relu", ((Conv2d,), _ADDS, RELUS), _build),
+        LowerRule("conv + add", ((Conv2d,), _ADDS), _build),
+    ]
+
+
+def _build(site: Site) -> Emit | Reason:
+    module: Any = site.module
+    if len(site.nodes) != 1:
+        return site.refuse(ReasonCode.NODES, "a convolution and an addition", "one fused module")
+    if module.padding_mode != "zeros":
+        return site.refuse(
+            ReasonCode.PADDING_MODE, f"padding_mode={module.padding_mode!r}", "'zeros'"
+        )
+    if len(site.node.args) != 2 or not all(isinstance(a, Node) for a in site.node.args):
+        return refuse_float_input(site)
+    x, other = (operand(node) for node in site.node.args)  # type: ignore[arg-type]
+    if x.qparams is None or other.qparams is None:
+        return refuse_float_input(site)
+    if site.out is None:
+        return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
+    dtypes = {other.qparams.dtype, site.out.dtype}
+    if dtypes != {torch.uint8}:
+        return site.refuse(ReasonCode.DTYPE, ", ".join(map(str, dtypes)), "torch.uint8 throughout")
+    tensors = module_weight(module)
+    refused = check_weight(site, tensors, x.qparams, module.weight_axis, module.groups)
+    if refused:
+        return refused
+    dilation = numbers(module.dilation, 2)
+    padding = explicit_padding(module.padding, tensors.weight, dilation)
+    if padding is None:
+        return site.refuse(
+            ReasonCode.PADDING, "padding='same' that is not symmetric", "symmetric padding"
+        )
+    config = ConvAddConfig(
+        stride=tuple(numbers(module.stride, 2)),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        groups=module.groups,
+        x_scale=x.qparams.scale,
+        x_zero_point=x.qparams.zero_point,
+        other_scale=other.qparams.scale,
+        other_zero_point=other.qparams.zero_point,
+        out_scale=site.out.scale,
+        out_zero_point=site.out.zero_point,
+        relu=len(site.steps) == 3,
+        overwrite=x.node is not other.node
+        and may_overwrite(site.graph_module, other.node, site.node),
+    )
+    kernel = OnednnConvAdd(config, tensors)
+    return Emit(kernel, (x.node, other.node), kernel.name, site.out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backquant.graph.export.capture import ExportOptions, capture_export
 from backquant.graph.export.exported import ExportedModel, load_exported
 from backquant.graph.export.kept import interface_of, output_of, set_interface, set_output
-from backquant.graph.export.spelling import Call, Speller
+from backquant.graph.export.lift import Call, Speller
 from backquant.graph.export.structure import (
     Argument,
     Interface,

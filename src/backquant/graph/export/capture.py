@@ -22,9 +22,8 @@ from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.export.dims import check_dims
 from backquant.graph.export.exported import ExportedModel
 from backquant.graph.export.kept import set_interface
-from backquant.graph.export.keywords import by_keyword
 from backquant.graph.export.leaves import find_leaves
-from backquant.graph.export.lift import Lifting
+from backquant.graph.export.lift import Lifting, Speller
 from backquant.graph.export.opaque import known_calls
 from backquant.graph.export.program import (
     Exported,
@@ -37,11 +36,11 @@ from backquant.graph.export.scopes import Place
 from backquant.graph.export.signature import (
     Signature,
     bound,
+    by_keyword,
     in_order,
     program_signature,
     signature_of,
 )
-from backquant.graph.export.spelling import Speller
 from backquant.graph.export.tidy import NotFunctionalError, copied, refuse_active_dropout, tidy
 from backquant.graph.fixed_data import Data, fixed_data
 from backquant.graph.objects import known_to_export, object_classes

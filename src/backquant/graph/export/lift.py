@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import fx, nn
@@ -25,9 +25,8 @@ from backquant.graph.export.leaves import Leaf
 from backquant.graph.export.opaque import TENSOR, OpaqueCall, opaque_operator
 from backquant.graph.export.scopes import place_of
 from backquant.graph.export.signature import Signature, free_axes
-from backquant.graph.export.spelling import Call, Speller
 from backquant.graph.objects import field_index
-from backquant.graph.scope import Scope
+from backquant.graph.provenance import Scope
 
 
 @dataclass
@@ -332,3 +331,36 @@ def _like(node: Any) -> torch.Tensor | None:
 
 def _is_random(overload: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in overload.tags or overload.namespace != "aten"
+
+
+# What the lifting of an exported graph has to be told about operators, as an interface.
+#
+# ``graph`` stands below ``operators``: the table comes in as an argument.
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as symbolic tracing would have recorded it."""
+
+    kind: Literal["call_function", "call_method"]
+    target: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Speller(Protocol):
+    """Knows the spellings of operators."""
+
+    def composed(self, node: fx.Node) -> fx.Node | None:
+        """One call for the several that an operator was decomposed to, if they end in ``node``.
+
+        It is inserted before ``node`` and has its meta data; ``None`` where nothing was decomposed.
+        """
+
+    def call(self, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+        """The spelling that entries of backends use; ``None`` for an operator without one."""
+
+    def module(
+        self, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> nn.Module | None:
+        """A module that does what a call does to its input; ``args`` hold tensors for its weights."""

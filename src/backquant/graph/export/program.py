@@ -28,12 +28,16 @@ from backquant.graph.advice import by_parts, is_packages
 from backquant.graph.asserts import passing_asserts, unchecked_notes
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims, fixed_size, is_record, of_all_inputs
-from backquant.graph.export.keywords import by_keyword, named_keywords
-from backquant.graph.export.lengths import lengths_as_sizes
 from backquant.graph.export.not_exported import NotExportedError
-from backquant.graph.export.numbers import NotANumberError, keeps_numbers, kept_as_numbers
+from backquant.graph.export.numbers import (
+    NotANumberError,
+    keeps_numbers,
+    kept_as_numbers,
+    lengths_as_sizes,
+)
 from backquant.graph.export.opaque import OpaqueCall, Trial, opaque_calls
 from backquant.graph.export.recurrent_shapes import recurrent_by_shape
+from backquant.graph.export.signature import by_keyword, named_keywords
 from backquant.graph.export.truths import plain_comparisons, wants_plain_truth
 from backquant.graph.own_thread import (
     capture_in_own_thread,

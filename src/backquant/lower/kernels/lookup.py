@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from backquant.graph.interception import dispatch_modes
+from backquant.lower.kernels.boundary import looked_up
 from backquant.lower.kernels.configured import KernelModule, decode_config
-from backquant.lower.kernels.steps import looked_up
 
 
 def tabulate(dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -109,3 +109,15 @@ def _in_memory_order(x: torch.Tensor) -> torch.Tensor | None:
     ):
         return x.as_strided((x.numel(),), (1,))
     return None
+
+
+# Activation functions on plain integer tensors.
+
+
+def clamp(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """Integers clamped to ``[low, high]``; a new tensor.
+
+    >>> clamp(torch.tensor([3, 90, 200], dtype=torch.uint8), 10, 100)
+    tensor([ 10,  90, 100], dtype=torch.uint8)
+    """
+    return torch.clamp(x, low, high)

@@ -12,8 +12,8 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from backquant.backend_config.fusers import folds_for_inference_only
 from backquant.errors import ConfigError
 from backquant.nn.intrinsic import fused
-from backquant.nn.intrinsic.checks import require_same_mode, require_trainable
 from backquant.nn.intrinsic.fold import fold_batch_norm
+from backquant.nn.intrinsic.rank import require_same_mode, require_trainable
 
 _CONV_BN: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: fused.ConvBn1d,

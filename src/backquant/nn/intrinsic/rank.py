@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from backquant.errors import InputError
+from backquant.errors import ConfigError, InputError
 from backquant.graph.hooks import KeptHook
 
 _ONE_RANK = (nn.BatchNorm2d, nn.BatchNorm3d)
@@ -64,3 +64,30 @@ def drop_rank_checks(module: nn.Module) -> None:
         hooks = part._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if isinstance(hook, TakesRank)]:
             del hooks[key]
+
+
+# What modules must fulfil before they are fused.
+
+
+def require_same_mode(*modules: nn.Module) -> None:
+    """Raise ``ConfigError`` when some modules are in training mode and some in eval mode."""
+    if len({module.training for module in modules}) > 1:
+        names = ", ".join(type(module).__name__ for module in modules)
+        raise ConfigError(
+            f"cannot fuse {names}: some are in training mode, some in eval mode",
+            where="training flags " + ", ".join(str(module.training) for module in modules),
+            fix="model.eval()  # or model.train(), on the whole model",
+        )
+
+
+def require_trainable(bn: nn.Module, channels: object) -> None:
+    """Raise ``ConfigError`` unless fused training can follow ``bn``: its size, and that it has statistics."""
+    if bn.num_features != channels:
+        what = f"{channels} output channels do not fit a batch norm of {bn.num_features}"
+        fix = f"{type(bn).__name__}({channels})"
+    elif not bn.track_running_stats:
+        what = "fused training needs a batch norm with track_running_stats=True"
+        fix = f"{type(bn).__name__}({channels}, track_running_stats=True)"
+    else:
+        return
+    raise ConfigError(what, where=f"{bn}", fix=fix)

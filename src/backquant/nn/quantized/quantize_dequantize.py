@@ -13,7 +13,7 @@ from backquant.dtypes import (
     quantize_tensor,
     storage_dtype,
 )
-from backquant.graph.decomposed import register_quantized_decomposed
+from backquant.graph.requantize import register_quantized_decomposed
 from backquant.observe.protocol import is_placeholder
 from backquant.observe.qparams import qparam_dict
 

@@ -13,11 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from backquant.lower.kernels import (
-    activation,
     attention,
     boundary,
     elementwise,
     join,
+    lookup,
     matrix,
     pooling,
     resize,
@@ -228,7 +228,7 @@ SPELLINGS: dict[Any, Callable[..., torch.Tensor]] = {
     boundary.requantize: _requantize,
     boundary.saturate: _clamp,
     boundary.multiply: torch.mul,
-    activation.clamp: _clamp,
+    lookup.clamp: _clamp,
     attention.attended: _attended,
     attention.attended_whole: _attended_whole,
     elementwise.add: _binary(torch.add),

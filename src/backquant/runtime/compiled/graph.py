@@ -7,13 +7,13 @@ from torch import fx
 
 from backquant.errors import EngineError
 from backquant.graph import copied_graph, get_module, set_module
-from backquant.graph.decomposed import register_quantized_decomposed
+from backquant.graph.requantize import register_quantized_decomposed
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.norm import BatchNorm
 from backquant.runtime.compiled.functions import INPUT, SPELLINGS
 from backquant.runtime.compiled.modules import spelled
-from backquant.runtime.compiled.narrow import NARROW
+from backquant.runtime.compiled.operators import NARROW
 
 _KERNELS = "backquant.lower.kernels."
 

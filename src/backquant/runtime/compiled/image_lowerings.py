@@ -10,8 +10,8 @@ import torch
 from backquant.native.epilogue import has_kernels
 from backquant.native.packing import by_channel
 from backquant.runtime.compiled import images
+from backquant.runtime.compiled.images import CHANNELS_LAST, is_known, laid_out, value_of
 from backquant.runtime.compiled.inductor import lowerings, register_lowering
-from backquant.runtime.compiled.layouts import CHANNELS_LAST, is_known, laid_out, value_of
 from backquant.runtime.compiled.template import IMAGES, KernelCall, constant, kernel_node
 
 

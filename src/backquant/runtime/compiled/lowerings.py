@@ -35,13 +35,13 @@ from backquant.native.packing import (
 )
 from backquant.operators import overload
 from backquant.runtime.compiled.image_lowerings import register_images
+from backquant.runtime.compiled.images import CHANNELS_LAST, hint, is_known, laid_out, value_of
 from backquant.runtime.compiled.inductor import (
     constant_pad_nd,
     lowerings,
     register_lowering,
     view,
 )
-from backquant.runtime.compiled.layouts import CHANNELS_LAST, hint, is_known, laid_out, value_of
 from backquant.runtime.compiled.operators import convolution, linear, output_size
 from backquant.runtime.compiled.template import (
     GROUPED,

@@ -15,7 +15,7 @@ from backquant.graph.example import as_arguments
 from backquant.graph.plain_arguments import arguments_of, by_position
 from backquant.runtime.compiled.compiler import check_compiler
 from backquant.runtime.compiled.graph import compilable
-from backquant.runtime.compiled.narrow import check_float_dtype
+from backquant.runtime.compiled.operators import check_float_dtype
 from backquant.runtime.compiled.program import CompiledProgram, compile_graph
 from backquant.runtime.record import LoweredRecord
 

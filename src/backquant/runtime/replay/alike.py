@@ -24,7 +24,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from backquant.operators.samples import Mixed
-from backquant.runtime.replay.overloads import (
+from backquant.runtime.replay.kinds import (
     AS_STRIDED,
     BLANK,
     COPIES,

@@ -32,7 +32,7 @@ from backquant.operators.samples import (
     repeated,
 )
 from backquant.runtime.replay.alike import check_alike
-from backquant.runtime.replay.overloads import AS_STRIDED, SETS
+from backquant.runtime.replay.kinds import AS_STRIDED, SETS
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import Call, NotReplayable, Recording, Ref, record
 from backquant.runtime.replay.shortened import shortened

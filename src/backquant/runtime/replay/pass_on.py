@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from backquant.runtime.replay.overloads import (
+from backquant.runtime.replay.kinds import (
     AS_STRIDED,
     COPY,
     REPLAYED_AS,

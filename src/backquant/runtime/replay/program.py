@@ -18,7 +18,7 @@ from torch import jit
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backquant.runtime.replay.interpreter import interpreted
-from backquant.runtime.replay.overloads import REPLAYED_AS
+from backquant.runtime.replay.kinds import REPLAYED_AS
 from backquant.runtime.replay.record import Call, NotReplayable, Recording, Ref
 
 _SCALAR_TYPES = {

@@ -29,8 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from backquant.graph.dispatch_mode import DispatchMode
 from backquant.lower.kernels.configured import KernelModule
-from backquant.runtime.replay.kinds import Arguments
-from backquant.runtime.replay.overloads import AS_STRIDED, INDEX, SET_STORAGE
+from backquant.runtime.replay.kinds import AS_STRIDED, INDEX, SET_STORAGE, Arguments
 
 
 class NotReplayable(Exception):  # noqa: N818 - a reason, no error of the user's

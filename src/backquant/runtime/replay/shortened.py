@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from backquant.native.library import is_here
 from backquant.operators import overload
-from backquant.runtime.replay.overloads import CLONE, COPY, DEQUANTIZE
+from backquant.runtime.replay.kinds import CLONE, COPY, DEQUANTIZE
 from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.record import Call, Layout, Recording, Ref
 

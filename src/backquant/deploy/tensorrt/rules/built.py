@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backquant.deploy.tensorrt.finding import Hit, Rule
-from backquant.deploy.tensorrt.sources import DECONVOLUTION, POOLING
+from backquant.deploy.tensorrt.finding import DECONVOLUTION, POOLING, Hit, Rule
 from backquant.deploy.tensorrt.view import GraphView
 
 _POOLS = ("AveragePool", "MaxPool")

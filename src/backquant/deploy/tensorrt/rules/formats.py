@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.tensorrt.finding import Hit, Rule
+from backquant.deploy.tensorrt.finding import (
+    ONNX_QUANTIZE,
+    OPERATORS,
+    PARSER_BIAS,
+    SCHEMES,
+    Hit,
+    Rule,
+)
 from backquant.deploy.tensorrt.rules.qparams import (
     FLOAT8,
     INT4,
@@ -16,7 +23,6 @@ from backquant.deploy.tensorrt.rules.qparams import (
     nodes_of,
     type_name,
 )
-from backquant.deploy.tensorrt.sources import ONNX_QUANTIZE, OPERATORS, PARSER_BIAS, SCHEMES
 from backquant.deploy.tensorrt.view import GraphView
 
 REJECTED = frozenset(

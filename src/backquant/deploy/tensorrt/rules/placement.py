@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from backquant.deploy.tensorrt.finding import Hit, Rule
+from backquant.deploy.tensorrt.finding import CUSTOM_QDQ, EXPLICIT, Hit, Rule
 from backquant.deploy.tensorrt.rules.qparams import INT4, type_name
-from backquant.deploy.tensorrt.sources import CUSTOM_QDQ, EXPLICIT
 from backquant.deploy.tensorrt.view import JOINED, MOVING, WEIGHTED, GraphView
 
 POOLS = ("AveragePool", "GlobalAveragePool")

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.tensorrt.finding import Hit, Rule
-from backquant.deploy.tensorrt.sources import EXPLICIT, ONNX_QUANTIZE, QUANTIZE, SCHEMES
+from backquant.deploy.tensorrt.finding import EXPLICIT, ONNX_QUANTIZE, QUANTIZE, SCHEMES, Hit, Rule
 from backquant.deploy.tensorrt.view import GraphView
 
 FLOAT, INT8, INT32, FLOAT16, BFLOAT16, FLOAT8, INT4, FLOAT4 = 1, 3, 6, 10, 16, 17, 22, 23

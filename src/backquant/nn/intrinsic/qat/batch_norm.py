@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn import init
 from torch.nn.modules.batchnorm import _NormBase
 
-from backquant.nn.intrinsic.checks import require_trainable
 from backquant.nn.intrinsic.fold import folded_weight_and_bias, shallow_copy
 from backquant.nn.intrinsic.fused import FusedModule
+from backquant.nn.intrinsic.rank import require_trainable
 from backquant.nn.qat.weight_fake_quantizer import QATModule
 from backquant.uncompiled import uncompiled
 

@@ -7,9 +7,8 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import QDQRules
-from backquant.deploy.inductor.conv1d import with_height
 from backquant.deploy.inductor.fusible import made_fusible
-from backquant.deploy.inductor.transposed import keep_transposed
+from backquant.deploy.inductor.workarounds import keep_transposed, with_height
 from backquant.deploy.portable import portable
 from backquant.deploy.program import Program, export_program
 
