@@ -166,14 +166,16 @@ class Scaled(nn.Module):
     def _measured(self, mod: Any) -> None:
         """Take scale, zero point and limits of the observer of ``mod``."""
         observer = getattr(mod, "activation_post_process", None)
-        numbers = {"qscheme": None} if observer is None else qparam_dict(observer)
+        numbers: dict[str, Any] = {"qscheme": None}
+        if observer is not None:
+            numbers = qparam_dict(observer)
         if numbers["qscheme"] is not None:
             self._scaled(numbers["scale"].item(), numbers["zero_point"].item())
             usual = quantize_bounds(numbers["dtype"])
-            limits = tuple(
+            least, most = (
                 numbers.get(f"quant_{end}", u) for end, u in zip(_ENDS, usual, strict=True)
             )
-            self.limits = None if limits == usual else limits
+            self.limits = None if (least, most) == usual else (least, most)
 
     def _scaled(self, scale: Any, zero_point: Any) -> None:
         setattr(self, "scale", scale)  # noqa: B010 - a property, for mypy
@@ -263,7 +265,7 @@ class Weighted(Scaled):
         ``activation_post_process``."""
         source = mod.to_float() if hasattr(mod, "to_float") else mod
         root = source[0] if isinstance(source, nn.Sequential) else source
-        observer = getattr(mod, "weight_fake_quant", None) or mod.qconfig.weight()
+        observer: Any = getattr(mod, "weight_fake_quant", None) or mod.qconfig.weight()
         observer(root.weight.detach())
         names = (kind.__name__ for kind in cls.__mro__ if hasattr(reference, kind.__name__))
         integers = getattr(reference, next(names)).from_float(root, qparam_dict(observer))
