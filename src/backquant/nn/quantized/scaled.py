@@ -264,7 +264,7 @@ class Weighted(Scaled):
         ``weight_fake_quant``), by whose ``weight`` its weight is quantized, and the observer of its result,
         ``activation_post_process``."""
         source = mod.to_float() if hasattr(mod, "to_float") else mod
-        root = source[0] if isinstance(source, nn.Sequential) else source
+        root: Any = source[0] if isinstance(source, nn.Sequential) else source
         observer: Any = getattr(mod, "weight_fake_quant", None) or mod.qconfig.weight()
         observer(root.weight.detach())
         names = (kind.__name__ for kind in cls.__mro__ if hasattr(reference, kind.__name__))
