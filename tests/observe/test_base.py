@@ -78,7 +78,7 @@ def test_bad_settings_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="less than"):
         cls(quant_min=0, quant_max=0)
     wrong = torch.per_tensor_affine if "PerChannel" in name else torch.per_channel_affine
-    with pytest.raises(ConfigError, match="asked for"):
+    with pytest.raises(ConfigError, match="requested with"):
         cls(qscheme=wrong)
     with pytest.raises(TypeError):
         cls(unknown=1)

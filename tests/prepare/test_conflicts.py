@@ -55,7 +55,7 @@ def test_the_first_observer_suits_all(flow):
 
 def test_a_producer_that_may_not_have_it(flow):
     with pytest.raises(
-        ConfigError, match=r"gives \[0, 255\], and \[…, 127\] is admitted"
+        ConfigError, match=r"gives \[0, 255\], and \[…, 127\] is supported"
     ) as caught:
         flow.prepare(Joined().eval(), mapping(SEVEN), backend(NARROW))
     assert caught.value.where == "mine, entry 1 (Bilinear), node 'two'"
