@@ -175,8 +175,9 @@ def test_reports_show_the_users_names() -> None:
     model = Model([name for name in ODD if name != "bqname_x"]).eval()
     quantized = _quantized(model)
     compared = backquant.compare(model, quantized, DATA)
-    for shown in (quantized.report, compared):
-        text, page = str(shown), shown.to_html()
+    report = quantized.report
+    for shown, text in ((report, f"{report}\n{report.table()}"), (compared, str(compared))):
+        page = shown.to_html()
         assert "bqname" not in text + page
         assert "heads.µ" in text.replace("_", ".")
         assert "heads.<b>" not in page
