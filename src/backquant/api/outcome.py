@@ -34,11 +34,28 @@ def with_outcome(
     if not ready.stateful and ranks.size == 1:
         figures = _compared(made.record.figures, made, ready)
         made.record = replace(made.record, figures=_judged(figures, made, ready, metric))
+    if _is_mostly_quantized(made):  # a report takes milliseconds
+        return made
     report = made.report
     if short := shortfall(report):
         name = report.model or "the model"
         _log.warning("%s %s; print(quantized.report) says why", name, short)
     return made
+
+
+def _is_mostly_quantized(made: QuantizedModel) -> bool:
+    """Whether half of the multiply-adds are of nodes that the plan quantizes, and a kernel runs."""
+    costs = made.record.costs
+    if costs is None or not costs.multiply_adds:
+        return False
+    decisions = made.plan.decisions
+    run = {name for use in made.kernels for name in use.nodes} if made.engine else decisions.keys()
+    done = (
+        count
+        for name, count in costs.multiply_adds.items()
+        if name in run and name in decisions and decisions[name].quantized
+    )
+    return 2 * sum(done) >= sum(costs.multiply_adds.values())
 
 
 def _compared(figures: Figures, made: QuantizedModel, ready: Calibrated) -> Figures:
