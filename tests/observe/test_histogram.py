@@ -149,15 +149,15 @@ def test_any_order_and_any_tree_of_merges_gives_the_same_bits(name: str) -> None
 
 
 def test_memory_is_bounded_by_the_grid() -> None:
-    observer = HistogramObserver(bins=32)  # two bins per power of two
+    observer, most = HistogramObserver(), 2 * 255 * 128  # bins per sign and power of two
     bits = torch.randint(-(2**31), 2**31, (200_000,), dtype=torch.int64).to(torch.int32)
     x = bits.view(torch.float32)
     for batch in x[x.isfinite()].split(4000):
         observer(batch)
-    assert observer.bin_key.numel() == 2 * 255 * 2
+    assert 0.9 * most < observer.bin_key.numel() <= most
     for _ in range(3):
         observer(torch.randn(10_000))
-    assert observer.bin_key.numel() == 2 * 255 * 2
+    assert observer.bin_key.numel() <= most
     usual = HistogramObserver()
     for _ in range(10):
         usual(torch.randn(50_000))
@@ -165,7 +165,7 @@ def test_memory_is_bounded_by_the_grid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bins", "bits"), [(1, 0), (16, 0), (256, 4), (2048, 7), (2049, 8), (10**9, 10)]
+    ("bins", "bits"), [(1, 7), (16, 7), (256, 7), (2048, 7), (2049, 8), (10**9, 10)]
 )
 def test_bins_set_the_resolution(bins: int, bits: int) -> None:
     observer = HistogramObserver(bins=bins)

@@ -43,13 +43,13 @@ def test_each_gets_an_observer_that_all_read(flow):
 
 def test_it_measures_as_the_first_reader_asks(flow):
     model = observe_quantized_inputs(prepared(flow, [0], get_default_qconfig_mapping("x86")))
-    assert type(model.quantized_input_0) is HistogramObserver
+    assert type(model.quantized_input_0.activation_post_process) is HistogramObserver
 
 
 def test_without_such_a_reader_by_minimum_and_maximum(flow):
     mapping = flow.mapping().set_global(None)
     model = observe_quantized_inputs(prepared(flow, [1], mapping))
-    assert type(model.quantized_input_1) is MinMaxObserver
+    assert type(model.quantized_input_1.activation_post_process) is MinMaxObserver
     assert model.quantized_input_1.dtype == torch.quint8
 
 

@@ -162,7 +162,6 @@ def test_malformed_rules_are_refused(rule: Callable[[Any], Any], message: str) -
     ("given", "message"),
     [
         ({"objecttype": []}, "did you mean 'object_type'"),
-        ({"zzz": []}, "use '', 'object_type'"),
         ({"module_name": [("a",)]}, "tuple of 2"),
         ({"module_name_object_type_order": [("a", nn.Linear, None)]}, "tuple of 4"),
         ({"module_name": [("fc", None), ("fc", default_qconfig)]}, "name fc with different"),
@@ -181,3 +180,8 @@ def test_malformed_dicts_are_refused(given: dict[str, Any], message: str) -> Non
 def test_the_same_rule_twice_is_one_rule() -> None:
     twice = [("fc", default_qconfig), ("fc", default_qconfig)]
     assert len(QConfigMapping.from_dict({"module_name": twice}).module_name_qconfigs) == 1
+
+
+def test_an_unknown_key_of_a_dict_has_no_effect_and_warns() -> None:
+    with pytest.warns(UserWarning, match="'version' has no effect"):
+        assert QConfigMapping.from_dict({"": None, "version": 3}) == QConfigMapping()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from backquant.api.arguments import (
@@ -20,7 +21,7 @@ from backquant.api.arguments import (
 from backquant.api.float_models import refuse_not_finite
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import call_that_runs, called_on_example
-from backquant.convert import convert_to_reference, original_weights
+from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
 from backquant.graph import preserve
@@ -325,7 +326,8 @@ def convert_fx(
 ) -> QuantizedModel:
     """The quantized model of a calibrated one, on the integer kernels of its backend's engine.
 
-    A backend without an engine gives the reference model.
+    A backend without an engine gives the reference model; a description without a name as well as without an
+    engine is run as PyTorch runs it, on ``torch.backends.quantized.engine``.
 
     Args:
         graph_module: from ``prepare_fx`` or ``prepare_qat_fx``; it is not changed.
@@ -362,7 +364,10 @@ def convert_fx(
     refuse_not_finite(graph_module)
     request = spelled_request(graph_module, request)
     reference = convert_to_reference(graph_module, request=request)
-    quantized = quantized_model(reference, graph_module)
+    described = reference_state(reference).backend_config
+    nameless = not described.name and described.engine is None
+    engine = torch.backends.quantized.engine if nameless else None
+    quantized = quantized_model(reference, graph_module, None if engine == "none" else engine)
     if keep_original_weights:
         quantized.original_weights_lookup = original_weights(graph_module, reference)
     return quantized

@@ -81,7 +81,7 @@ def decode_schemes(state: torch.Tensor) -> list[tuple[Any, ...]]:
     if not rows or any(row[0] not in _QSCHEMES or row[1] not in dtypes for row in rows):
         raise ConfigError(
             "the schemes of weights in the state_dict cannot be read",
-            where=f"_extra_state = {state!r}",
+            where=f"weight_qscheme, weight_dtype, … = {state!r}",
             fix="load a state_dict that a reference module of backquant wrote; a dtype that a program "
             "registers has to be registered here, too",
         )

@@ -26,6 +26,8 @@ _BUFFERS = {
 }
 _EXTREMES = ("min_val", "max_val")
 _OF_TORCH = "histogram"
+#: So many bits of a mantissa a grid tells apart at least, those of 2048 bins: fewer ``bins`` are read from it.
+_LEAST_BITS = 7
 # Values are put into bins when so many wait, or when someone looks.
 _MOST_WAITING = 1 << 16
 
@@ -35,7 +37,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     Arguments are those of PyTorch's class. ``bins`` sets the resolution: every power-of-two interval
     ``[2**e, 2**(e+1))`` of either sign is divided into ``bins / 16`` bins (rounded up to a power of
-    two, 1 to 1024; with 128, each level of 8-bit data has a bin of its own). Their width is thus a
+    two, 128 to 1024; with 128, each level of 8-bit data has a bin of its own). Their width is thus a
     power of two and their edges are multiples of it; the grid is the same for all observers.
 
     State: of every bin that is not empty its number (``bin_key``, int32 ``[k]``, ascending), its
@@ -108,7 +110,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         )
         made = torch.nn.factory_kwargs(factory_kwargs)
         self.bins = bins
-        self.mantissa_bits = max(0, min(10, (max(bins, 1) - 1).bit_length() - 4))
+        self.mantissa_bits = max(_LEAST_BITS, min(10, (max(bins, 1) - 1).bit_length() - 4))
         self.register_buffer("min_val", torch.tensor(float("inf"), **made))
         self.register_buffer("max_val", torch.tensor(float("-inf"), **made))
         self._buffers[_OF_TORCH] = None  # under this name the state is read, too

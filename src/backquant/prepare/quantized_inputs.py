@@ -9,6 +9,7 @@ data in float. The other dialect does without it.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -23,6 +24,26 @@ from backquant.prepare.roles import Role
 from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable
 
 _UNSIGNED = (torch.quint8, torch.uint8)
+
+
+class QuantizedInput(nn.Module):
+    """Measures an input that arrives quantized, with the observer ``activation_post_process``."""
+
+    def __init__(self, observer: nn.Module) -> None:
+        super().__init__()
+        self.activation_post_process = observer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``, measured."""
+        out: torch.Tensor = self.activation_post_process(x)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        """What it lacks is the observer's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("activation_post_process"), name)
 
 
 def observe_quantized_inputs(prepared: PreparedModule) -> PreparedModule:
@@ -65,7 +86,8 @@ def observe_quantized_inputs(prepared: PreparedModule) -> PreparedModule:
 def _observed(editor: GraphEditor, node: fx.Node, name: str, observer: nn.Module) -> Site:
     readers = tuple(user.name for user in node.users)
     device = next((tensor.device for tensor in editor.module.parameters()), None)
-    editor.insert_module_after(node, name, observer.to(device).train(editor.module.training))
+    module = QuantizedInput(observer).to(device).train(editor.module.training)
+    editor.insert_module_after(node, name, module)
     return Site(
         name, node.name, Role.QUANTIZED_INPUT, ObserverSpec(None, "input"), readers, "", name
     )

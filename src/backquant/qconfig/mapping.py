@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -203,9 +204,9 @@ class QConfigMapping:
     def from_dict(cls, qconfig_dict: Mapping[str, Any]) -> QConfigMapping:
         """From a dict as ``to_dict`` writes it, or PyTorch's older ``qconfig_dict``.
 
-        All keys are optional; a kind may be a list of tuples or a dict from key to QConfig.
-        Raises ConfigError for an unknown key, a malformed rule, or two rules for the same thing
-        with different QConfigs.
+        All keys are optional; a kind may be a list of tuples or a dict from key to QConfig. Other keys
+        have no effect, and warn. Raises ConfigError for a key that is misspelled, a malformed rule, or two
+        rules for the same thing with different QConfigs.
 
         >>> QConfigMapping.from_dict({"": None, "module_name": [("fc", None)]}).rules()[-1].key
         'fc'
@@ -297,10 +298,14 @@ def _check_keys(qconfig_dict: Mapping[str, Any]) -> None:
     known = (_GLOBAL_KEY, *RULE_KINDS[1:])
     for key in qconfig_dict:
         if key not in known:
-            raise ConfigError(
-                f"a qconfig dict has no key {key!r}",
-                where="QConfigMapping.from_dict",
-                fix=did_you_mean(key, known, f"use {', '.join(map(repr, known))}"),
+            others = f"use {', '.join(map(repr, known))}"
+            fix = did_you_mean(key, known, others)
+            if fix != others:
+                raise ConfigError(
+                    f"a qconfig dict has no key {key!r}", where="QConfigMapping.from_dict", fix=fix
+                )
+            warnings.warn(
+                f"QConfigMapping.from_dict: the key {key!r} has no effect; {others}", stacklevel=3
             )
 
 

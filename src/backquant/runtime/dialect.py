@@ -15,9 +15,10 @@ Invariants
 from __future__ import annotations
 
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from functools import partial
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -96,6 +97,7 @@ _SAME = frozenset(
         *(F.pixel_shuffle, F.pixel_unshuffle, torch.cat, F.dropout),
         *("clamp", "mean", "relu", "relu_", "contiguous", "detach", "permute", "repeat"),
         *("repeat_interleave", "reshape", "squeeze", "transpose", "unsqueeze", "view", "flatten"),
+        *("detach_", "squeeze_", "unsqueeze_", "resize_"),
         *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AvgPool1d),
         *(nn.AvgPool2d, nn.AvgPool3d, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
         *(nn.ReLU, nn.ReLU6, nn.ChannelShuffle, nn.Identity, nn.PixelShuffle, nn.PixelUnshuffle),
@@ -161,6 +163,9 @@ class _Dialect:
         self.graph = copied_graph(reference.graph)
         self.values: dict[str, Any] = {}
         self.packed: Counter[str] = Counter()
+        self.known: defaultdict[str, set[int]] = defaultdict(set)
+        for key in self.state.keys.values():
+            self.known[key.stem].add(key.number)
         self.numbers: dict[fx.Node, Numbers] = {}
 
     def written(self) -> Part | None:
@@ -439,12 +444,12 @@ class _Dialect:
     def _packed_buffer(self, node: fx.Node, packed: PackedWeight) -> fx.Node:
         scope = self.state.scopes.get(node.name)
         stem = "" if scope is None else scope.path.replace(".", "_")
-        return self._buffer(f"{stem}_packed_weight_{self._next(stem)}", packed)
-
-    def _next(self, stem: str) -> int:
         number = self.packed[stem]
         self.packed[stem] += 1
-        return number
+        # PyTorch counts the qparams of weights with those of values, which are the ones that are known
+        free = next(islice((n for n in count() if n not in self.known[stem]), number, None))
+        packed.names = f"{stem}_scale_{free}", f"{stem}_zero_point_{free}"
+        return self._buffer(f"{stem}_packed_weight_{number}", packed)
 
     def _call(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None, call: Call) -> None:
         """Put a call of ``torch.ops.quantized`` in the place of an operator with its neighbours."""

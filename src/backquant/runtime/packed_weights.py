@@ -42,6 +42,7 @@ class PackedWeight:
     bias: torch.Tensor | None
     settings: tuple[Any, ...]
     packing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    names: tuple[str, str] = ("", "")  # of the attributes with scale and zero point, in PyTorch
     _packed: Any = None
 
     def packed(self) -> Any:
@@ -53,6 +54,11 @@ class PackedWeight:
             with self.packing():
                 self._packed = prepack(weight, self.bias, *self.settings)
         return self._packed
+
+    def attributes(self) -> dict[str, torch.Tensor]:
+        """Scale and zero point by their names."""
+        values = torch.as_tensor(self.scale), torch.as_tensor(self.zero_point)
+        return dict(zip(self.names, values, strict=True))
 
     def _quantized(self) -> torch.Tensor:
         if self.axis is None:

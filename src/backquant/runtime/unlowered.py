@@ -59,6 +59,9 @@ class Faced(DeferredGraphModule):
         graph = copied_graph(graph_module.graph) if face is None else face.graph
         packed = {n: v for n, v in vars(shown).items() if isinstance(v, PackedWeight)}
         self.__dict__["_packed_weights"] = packed
+        self.__dict__["_weight_numbers"] = {
+            name: value for weight in packed.values() for name, value in weight.attributes().items()
+        }
         tables = {table: vars(shown)[table] for table in TABLES}
         self._show(graph_module, graph, tables, with_tensors=face is not None)
 
@@ -73,7 +76,10 @@ class Faced(DeferredGraphModule):
 
     def __getattr__(self, name: str) -> Any:
         packed = self.__dict__.get("_packed_weights", {})
-        return packed[name].packed() if name in packed else super().__getattr__(name)
+        if name in packed:
+            return packed[name].packed()
+        numbers = self.__dict__.get("_weight_numbers", {})
+        return numbers[name] if name in numbers else super().__getattr__(name)
 
     @property
     def graph(self) -> fx.Graph:

@@ -361,3 +361,16 @@ def test_arguments_of_the_wrong_kind(both: Any, snapshot: Any) -> None:
         bq.convert_fx(prepared, qconfig_mapping=3)
     with pytest.raises(UsageError, match="not prepared"):
         bq.convert_fx(model)
+
+
+def test_a_nameless_description_runs_on_pytorchs_engine() -> None:
+    """As ``torch.ao``, whose ``BackendConfig`` names no engine; with a name it is a description alone."""
+    x, qconfig = torch.rand(4, 8), bq.QConfigMapping().set_global(bq.qconfig.default_qconfig)
+    linear = bq.get_backend_config("fbgemm").configs
+    for name, engine in (("", torch.backends.quantized.engine), ("mine", None)):
+        config = BackendConfig(name).set_backend_pattern_configs(list(linear))
+        model = nn.Sequential(nn.Linear(8, 2)).eval()
+        prepared = bq.prepare_fx(model, qconfig, (x,), backend_config=config)
+        prepared(x)
+        quantized = bq.convert_fx(prepared)
+        assert (quantized.engine and quantized.engine.name) == engine

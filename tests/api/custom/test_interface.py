@@ -165,7 +165,8 @@ def test_the_observer_is_the_readers(both: Any) -> None:
     model, batch = Model().eval(), inputs()
     mapping = bq.get_default_qconfig_mapping("x86")
     prepared = both.ours.prepare(model, batch, custom(bq, [0, 1], []), mapping)
-    kinds = [type(prepared.get_submodule(f"quantized_input_{i}")).__name__ for i in (0, 1)]
+    found = [prepared.get_submodule(f"quantized_input_{i}") for i in (0, 1)]
+    kinds = [type(module.activation_post_process).__name__ for module in found]
     assert kinds == ["HistogramObserver", "HistogramObserver"]
     roles = [site.role.value for site in prepared_state(prepared).sites.sites][:2]
     assert roles == ["quantized input"] * 2

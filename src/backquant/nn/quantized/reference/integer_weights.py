@@ -35,8 +35,8 @@ class IntegerWeights(nn.Module):
     3. attributes ``{name}_qscheme``, ``{name}_dtype`` (the token that was asked for),
        ``{name}_axis``, ``{name}_quant_min``, ``{name}_quant_max``.
 
-    The ``state_dict`` holds tensors only; invariant 3 travels in it as an int64 tensor, so that it
-    loads into a module built with other qparams.
+    The ``state_dict`` holds tensors only; those of invariant 3 travel in it as numbers, so that it loads into
+    a module built with other qparams.
     """
 
     weight_names: tuple[str, ...] = ("weight",)
@@ -81,29 +81,45 @@ class IntegerWeights(nn.Module):
         block = block_of(quantized.shape, scale.shape)
         return dequantize_tensor(quantized, scale, zero_point, axis, block)
 
-    def get_extra_state(self) -> torch.Tensor:
-        """Invariant 3, one row per name."""
-        return encode_schemes(
-            [
-                tuple(getattr(self, f"{name}_{attribute}") for attribute in _ATTRIBUTES)
-                for name in self.weight_names
-            ]
-        )
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Invariant 3 under PyTorch's keys, each number in a tensor."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.weight_names:
+            keys = self._scheme_keys(prefix, name)
+            scheme = tuple(vars(self)[key.removeprefix(prefix)] for key in keys)
+            destination.update(zip(keys, encode_schemes([scheme])[0], strict=True))
 
-    def set_extra_state(self, state: torch.Tensor) -> None:
-        """Take over invariant 3 from the tensor that ``get_extra_state`` gave."""
-        for name, row in zip(self.weight_names, decode_schemes(state), strict=True):
-            for attribute, value in zip(_ATTRIBUTES, row, strict=True):
-                setattr(self, f"{name}_{attribute}", value)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    def _load_from_state_dict(  # size: PyTorch's signature
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         """Let dtype and number of scales follow the ``state_dict``; the weight's shape may not."""
         for name in self.weight_names:
             for buffer in (name, f"{name}_scale", f"{name}_zero_point"):
                 self._fit_buffer(buffer, state_dict.get(prefix + buffer), resize=buffer != name)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        lists = missing_keys, unexpected_keys, error_msgs
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+        for name in self.weight_names:
+            keys = self._scheme_keys(prefix, name)
+            unexpected_keys[:] = [key for key in unexpected_keys if key not in keys]
+            missing = [key for key in keys if key not in state_dict]
+            missing_keys += missing if strict else []
+            if not missing:
+                (scheme,) = decode_schemes(_row([state_dict[key] for key in keys]))
+                for key, value in zip(keys, scheme, strict=True):
+                    setattr(self, key.removeprefix(prefix), value)
+
+    @staticmethod
+    def _scheme_keys(prefix: str, name: str) -> list[str]:
+        return [f"{prefix}{name}_{attribute}" for attribute in _ATTRIBUTES]
 
     def _fit_buffer(self, name: str, value: object, *, resize: bool) -> None:
         own = self._buffers[name]
@@ -116,3 +132,9 @@ class IntegerWeights(nn.Module):
         if own.dtype != value.dtype or own.shape != shape:
             fitting = torch.empty(shape, dtype=value.dtype, device=own.device)
             self.register_buffer(name, fitting)
+
+
+def _row(numbers: list[Any]) -> Any:
+    """One row of ``encode_schemes``; what is none as it is, for ``decode_schemes`` to refuse."""
+    is_row = all(isinstance(n, torch.Tensor) and n.dim() == 0 and not n.is_meta for n in numbers)
+    return torch.stack([n.cpu() for n in numbers])[None] if is_row else numbers
