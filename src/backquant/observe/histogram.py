@@ -26,7 +26,7 @@ _BUFFERS = {
 }
 _EXTREMES = ("min_val", "max_val")
 _OF_TORCH = "histogram"
-#: So many bits of a mantissa a grid tells apart at least, those of 2048 bins: fewer ``bins`` are read from it.
+#: The fewest bits of a mantissa that a grid tells apart, those of 2048 bins; fewer ``bins`` are read from it.
 _LEAST_BITS = 7
 # Values are put into bins when so many wait, or when someone looks.
 _MOST_WAITING = 1 << 16
@@ -51,8 +51,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
     to be put into bins; normal activations fill some thousand bins.
 
     ``histogram`` reads the state as PyTorch's attribute does: how many values lie in each of ``bins`` equal
-    parts between ``min_val`` and ``max_val`` (float32 ``[bins]``); their sum is exact, and values of one bin
-    of the grid are spread over the parts that it touches.
+    parts between ``min_val`` and ``max_val`` (float32 ``[bins]``); values of one bin of the grid are spread
+    over the parts that it touches.
 
     NaN and infinite values are left out; ``ignored`` says how many there were.
 
