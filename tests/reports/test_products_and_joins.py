@@ -191,7 +191,7 @@ def test_a_report_begins_with_the_loss(size: float, is_lost: bool) -> None:
     data = [torch.randn(16, 16, generator=torch.Generator().manual_seed(s)) for s in range(6)]
     quantized = backquant.quantize(of_one_loud_channel(size), calibration=data, backend="tensorrt")
     notes = quantized.record.plan.notes
-    assert any(note.startswith("little is left of the outputs") for note in notes[:1]) == is_lost
+    assert any(note.startswith("little is left of output 0") for note in notes[:1]) == is_lost
     assert ("note: little is left" in str(quantized.report)) == is_lost
 
 

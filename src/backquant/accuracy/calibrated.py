@@ -47,7 +47,7 @@ from backquant.runtime import QuantizedModel
 
 #: SQNR of the outputs below which a report begins with it.
 LEAST_DECIBELS = 15.0
-_LOW = "little is left of the outputs"
+LOW = "little is left of the outputs"
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,11 @@ def _told(record: Record, recipe: Recipe, cut: CutRows, found: Corrected | None)
 
 def _warned(plan: Plan, after: float) -> Plan:
     """``plan`` whose first note says so where little is left of the outputs."""
-    others = tuple(note for note in plan.notes if not note.startswith(_LOW))
+    others = tuple(note for note in plan.notes if not note.startswith(LOW))
     if not after < LEAST_DECIBELS:
         return replace(plan, notes=others)
     note = (
-        f"{_LOW}, {decibel_text(after)} over the noise of rounding on the calibration data: "
+        f"{LOW}, {decibel_text(after)} over the noise of rounding on the calibration data: "
         "print(backquant.compare(model, quantized, data)) shows which operators cost it"
     )
     return replace(plan, notes=(note, *others))

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from backquant.accuracy.calibrated import Calibrated
+from backquant.accuracy.by_output import costliest, sqnr_by_output
+from backquant.accuracy.calibrated import LEAST_DECIBELS, LOW, Calibrated
 from backquant.accuracy.figures import MOST_LOSS, decibels
 from backquant.accuracy.outputs import FloatOutputs
 from backquant.calibrate.group import Ranks
+from backquant.errors import literal
 from backquant.figures import Figures
 from backquant.report.first import shortfall
 from backquant.runtime import QuantizedModel
@@ -65,12 +67,34 @@ def _compared(figures: Figures, made: QuantizedModel, ready: Calibrated) -> Figu
     batch = tree_map_only(torch.Tensor, lambda value: value.cpu(), batch)
     try:
         with torch.random.fork_rng(devices=[]):
+            figures = replace(figures, outputs=_by_output(made, ready, batch), data=data)
             loss = FloatOutputs(ready.frozen, [batch]).loss(made.graph_module, "comparing")
     except Exception:  # a figure of the report; whoever calls the model meets the error
         return figures
     if not loss < MOST_LOSS:  # a signal of zeros, or no number
         return figures
     return replace(figures, sqnr=decibels(loss), data=data)
+
+
+def _by_output(made: QuantizedModel, ready: Calibrated, batch: Any) -> dict[str, float]:
+    """SQNR by output. Where little is left of one, the first note says so, and which operator costs most."""
+    found = sqnr_by_output(ready.frozen, made, ready.prepared, batch)
+    worst = Figures(outputs=found).worst
+    if worst is None or not worst[1] < LEAST_DECIBELS:
+        return found
+    name, leaves_float = costliest(made, ready.prepared, batch, worst[0])
+    note = f"little is left of {worst[0]}: SQNR {worst[1]:.1f} dB; {name!r} costs most"
+    if leaves_float:
+        backend = literal(made.backend_config.name)
+        note += f": qconfig_mapping=backquant.default_mapping({backend}).{leaves_float}"
+    made.record = replace(
+        made.record, plan=replace(made.plan, notes=(note, *_others(made.plan.notes)))
+    )
+    return found
+
+
+def _others(notes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(note for note in notes if not note.startswith(LOW))
 
 
 def _judged(

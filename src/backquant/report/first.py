@@ -81,6 +81,9 @@ def _accuracy(report: Report) -> Iterator[str]:
         exact = math.isinf(figures.sqnr)
         level = "no error" if exact else f"SQNR {figures.sqnr:.1f} dB (higher is better)"
         yield f"{level} at the outputs, {figures.data}"
+    worst = figures.worst
+    if worst is not None and len(figures.outputs) > 1:
+        yield f"lowest {worst[1]:.1f} dB at {worst[0]}"
 
 
 def speeds(report: Report) -> tuple[str, str, str]:
@@ -134,7 +137,8 @@ def next_step(report: Report) -> str:
     share = costly[0].multiply_adds / (report.multiply_adds or 1) if costly else 0.0
     if report.library:
         return report.library
-    if report.figures.sqnr is not None and report.figures.sqnr < LEAST_SQNR:
+    lowest = report.figures.worst or ("", math.inf)
+    if min(report.figures.sqnr or math.inf, lowest[1]) < LEAST_SQNR:
         return "backquant.compare(model, quantized, data): which operators cost the accuracy"
     if share > _SHOWN_FLOAT and advice(costly[0]):
         return "the fix of the largest part in float, below"
