@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import importlib
 import re
-from pathlib import Path
 from typing import Any
 
 from backquant.version import __version__ as __version__
 
-_LISTED = re.compile(r"^from (backquant[\w.]*) import \(?\s*(\w+) as \2\b", re.MULTILINE)
+_LISTED = r"(?m)^from (backquant[\w.]*) import \(?\s*(\w+) as \2\b"
 _rooms: dict[str, str] = {}
 
 
 def _listed() -> dict[str, str]:
     """The room of every name that ``__init__.pyi`` lists."""
     if not _rooms:
+        from pathlib import Path  # here: importing backquant alone does without
+
         text = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-        found = {name: room for room, name in _LISTED.findall(text)}
+        found = {name: room for room, name in re.findall(_LISTED, text)}
         _rooms.update({name: room for name, room in found.items() if name != "__version__"})
     return _rooms
 
