@@ -60,7 +60,7 @@ print(lost)
 # Which layer is it? Each is quantized alone, and left in float alone.
 
 # %%
-costs = backquant.sensitivity(model, backend=four_bits, data=test, calibration=calibration)
+costs = backquant.sensitivity(model, backend=four_bits, data=test[:3], calibration=calibration[:4])
 print(costs)
 
 # %% [markdown]
