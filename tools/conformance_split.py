@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 SHOWN = 2  # entries of a reason
-MOST = 3  # reasons below a heading
+MOST = 2  # reasons below a heading
 COLUMNS = ("entry", "dtypes", "result", "kernel", "reason")
 _REASON = re.compile(
     r"^- (?P<why>.*) \((?P<dtypes>[^()]*(?:\([^()]*\)[^()]*)*)\): (?P<names>`.*`)$"
