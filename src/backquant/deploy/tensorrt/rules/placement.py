@@ -224,7 +224,7 @@ PLACEMENT = (
         "An average pool is quantized on both sides, or on none",
         "advice",
         EXPLICIT,
-        "a quantizable layer joins with the DequantizeLinear before and the QuantizeLinear behind",
+        "a quantizable layer joins with the DequantizeLinear before and the QuantizeLinear after",
         _pool_quantized,
     ),
     Rule(
@@ -237,7 +237,7 @@ PLACEMENT = (
     ),
     Rule(
         "max-pool-scale",
-        "MaxPool has the same scale on both sides, or no pair behind it",
+        "MaxPool has the same scale on both sides, or no pair after it",
         "advice",
         EXPLICIT,
         "Q/DQ nodes move past layers that commute with them; scales are compared",
