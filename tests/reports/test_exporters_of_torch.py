@@ -34,6 +34,14 @@ def test_the_onnx_exporter_has_it_as_its_cause() -> None:
     assert isinstance(refused.value.__cause__, UsageError)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own calls
+@pytest.mark.parametrize("backend", ["x86", "onnxruntime", "xnnpack"])
+def test_the_older_exporter_is_refused(backend: str, snapshot: Callable[..., None]) -> None:
+    with pytest.raises(UsageError) as refused:
+        torch.onnx.export(_quantized(backend), (X,), io.BytesIO(), dynamo=False)
+    snapshot("torch.onnx-of-TorchScript", refused.value)
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's own calls
 @pytest.mark.parametrize("how", ["torch.export", "torch.onnx"])
 def test_the_fix_works(how: str) -> None:

@@ -72,6 +72,13 @@ def traced(by: str) -> UsageError:
             where="called within a transform of torch.func",
             fix="call it outside of grad, jvp and vmap, with the batch as its first dimension",
         )
+    if "torch.onnx" in by:
+        return UsageError(
+            "a quantized model has no TorchScript, which this exporter of ONNX reads",
+            where="called by torch.onnx.export(dynamo=False)",
+            fix='backquant.export(quantized, "model.onnx"), with a model quantized for\n'
+            'backend="onnxruntime", which torch.onnx.export(quantized, x, dynamo=True) takes, too',
+        )
     if by == "torch.export":
         return UsageError(
             "kernels are not exported: torch.export runs models on tensors without values",

@@ -30,7 +30,7 @@ from backquant.runtime.child_first import child_first
 from backquant.runtime.dialect import shown_of
 from backquant.runtime.executor import Executor
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
-from backquant.runtime.interpreted import Interpreted, check_not_traced
+from backquant.runtime.interpreted import Interpreted, check_not_traced, traced
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.runtime.own_results import returned_tensors, with_own_memory
 from backquant.runtime.pickling import pickled, unpickled
@@ -207,6 +207,8 @@ class QuantizedModel(Checkpointed, FastCallModule):
         if torch.compiler.is_dynamo_compiling() and self.record.engine is not None:
             return _uncompiled(self, args, kwargs)
         if torch.compiler.is_dynamo_compiling() or stand_ins():
+            if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+                raise traced("the TorchScript exporter of torch.onnx")
             return self._called(args, kwargs)  # the tracer handles errors itself
         if not self._is_plain:
             self._check_inputs(args, kwargs)
