@@ -14,7 +14,14 @@ from backquant.operators import moves_values
 from backquant.report.model import ObserverRow
 from backquant.report.observers import weight_rows
 
-_NO_OPERATOR = (getattr, operator.neg, torch.neg, "neg", torch.ops.aten.neg.default)
+_NO_OPERATOR = (
+    getattr,
+    operator.getitem,
+    operator.neg,
+    torch.neg,
+    "neg",
+    torch.ops.aten.neg.default,
+)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def render_html(report: Report) -> str:
     title = report.model or report.backend
     refused = {row.node for row in report.float_rows}
     data = {
-        "details": {row.node: _details(row) for row in rows},
+        "details": {row.node: _details(row, report.samples) for row in rows},
         "kin": {row.node: _kin(row) for row in rows if _kin(row)},
         "first": _first(report),
         "size": {"width": BOX_WIDTH, "height": BOX_HEIGHT},
@@ -209,9 +209,9 @@ def _kin(row: Row) -> list[str]:
     return list(row.output.shared_with) if row.output is not None else []
 
 
-def _details(row: Row) -> list[tuple[str, str]]:
+def _details(row: Row, samples: int) -> list[tuple[str, str]]:
     """(label, text) of what a click on an operator shows; empty ones are left out."""
-    cost = f"{row.multiply_adds:,}" if row.multiply_adds else ""
+    cost = f"{row.multiply_adds // samples:,} per sample" if row.multiply_adds else ""
     if row.uncounted:
         cost = f"{cost} not counted: {', '.join(row.uncounted)}".lstrip()
     pairs = [
