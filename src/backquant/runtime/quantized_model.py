@@ -207,7 +207,7 @@ class QuantizedModel(Checkpointed, FastCallModule):
         if torch.compiler.is_dynamo_compiling() and self.record.engine is not None:
             return _uncompiled(self, args, kwargs)
         if torch.compiler.is_dynamo_compiling() or stand_ins():
-            if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+            if torch._C._is_tracing() and torch.onnx.is_in_onnx_export():
                 raise traced("the TorchScript exporter of torch.onnx")
             return self._called(args, kwargs)  # the tracer handles errors itself
         if not self._is_plain:
