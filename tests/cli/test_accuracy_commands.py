@@ -15,7 +15,10 @@ def test_compare_and_sensitivity(run: Run, here: Path) -> None:
     found = run("compare", "zoo:PAIR", "out.bq", "-d", "zoo:BATCHES", "--json", *options)
     assert found.status == 0 and found.data["batches"] == 3 and found.data["sqnr"] > 10
     assert found.data["metric"] == [0.25, 0.25] and (here / "page.html").exists()
-    assert "SQNR alone" in run("compare", "zoo:PAIR", "out.bq", "-d", "zoo:BATCHES").out
+    assert (
+        "SQNR in dB, higher is better"
+        in run("compare", "zoo:PAIR", "out.bq", "-d", "zoo:BATCHES").out
+    )
     costs = run("sensitivity", "zoo:PAIR", "-d", "zoo:BATCHES", "--json", "--resume", "s.json")
     assert {group["name"] for group in costs.data["groups"]} == {"conv", "fc"}
     assert "it alone in float" in run("sensitivity", "zoo:PAIR", "-d", "zoo:BATCHES").out

@@ -12,7 +12,7 @@ from backquant.cli.app import app
 
 OLD = "from torch.ao.quantization import QConfig\n"
 NEW = "from backquant.ao.quantization import QConfig\n"
-EAGER = "import torch.ao.quantization as tq\ntq.prepare(model)\n"
+SCRIPTED = "import torch.ao.quantization as tq\ntq.quantize_jit(model)\n"
 
 
 def run(*arguments: object) -> Result:
@@ -41,12 +41,12 @@ def test_it_writes_and_is_done(project: Path) -> None:
 
 
 def test_what_needs_a_person_is_status_1(project: Path) -> None:
-    (project / "train.py").write_text(EAGER, encoding="utf-8")
+    (project / "train.py").write_text(SCRIPTED, encoding="utf-8")
     result = run(project)
     assert result.exit_code == 1
-    assert (project / "train.py").read_text(encoding="utf-8") == EAGER
+    assert (project / "train.py").read_text(encoding="utf-8") == SCRIPTED
     assert (project / "pkg/a.py").read_text(encoding="utf-8") == NEW
-    assert f"{project}/train.py:2  torch.ao.quantization.prepare" in result.stdout
+    assert f"{project}/train.py:2  torch.ao.quantization.quantize_jit" in result.stdout
     assert result.stdout.endswith(
         "3 files, 1 rewritten, 1 left as they are, 1 place for a person\n"
     )
@@ -62,7 +62,7 @@ def test_check_writes_nothing(project: Path) -> None:
 
 
 def test_check_fails_for_what_needs_a_person_alone(project: Path) -> None:
-    (project / "pkg/a.py").write_text(EAGER, encoding="utf-8")
+    (project / "pkg/a.py").write_text(SCRIPTED, encoding="utf-8")
     assert run(project, "--check").exit_code == 1
 
 
@@ -82,7 +82,7 @@ def test_the_diff_is_a_patch(project: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_data(project: Path) -> None:
-    (project / "train.py").write_text(EAGER, encoding="utf-8")
+    (project / "train.py").write_text(SCRIPTED, encoding="utf-8")
     result = run(project, "--json", "--diff")
     data = json.loads(result.stdout)
     assert result.exit_code == 1

@@ -112,16 +112,17 @@ class Seen:
 
 
 @pytest.mark.parametrize(
-    "flow",
+    ("flow", "calls"),
     [
-        lambda model, x: backquant.quantize(model, x, calibration=[x], slower="keep"),
-        backquant.explain,
-        lambda model, x: backquant.prepare_fx(model, backquant.default_mapping("x86"), x),
+        # and twice for the report: the SQNR of the outputs, in all and one by one
+        (lambda model, x: backquant.quantize(model, x, calibration=[x], slower="keep"), 3),
+        (backquant.explain, 1),
+        (lambda model, x: backquant.prepare_fx(model, backquant.default_mapping("x86"), x), 1),
     ],
     ids=["quantize", "explain", "prepare_fx"],
 )
-def test_the_model_itself_is_called_once(flow: Callable[..., Any]) -> None:
+def test_how_often_the_model_itself_is_called(flow: Callable[..., Any], calls: int) -> None:
     """To see that the inputs fit, what it costs, and whether the graph gives the same."""
     model = Counting().eval()
     flow(model, torch.ones(2, 4))
-    assert model.seen.count == 1
+    assert model.seen.count == calls

@@ -112,10 +112,10 @@ class TestQuantizedInterface:
         asked = QParams(0.5, 0, 0, 255, torch.uint8)
         assert as_integers(tensor, asked).tolist() == [[2], [4]]
 
-    def test_what_is_no_quantized_tensor_passes(self):
-        x = torch.ones(2)
-        asked = QParams(0.5, 0, 0, 255, torch.uint8)
-        assert as_integers(x, asked) is x and as_integers(3, asked) == 3
+    def test_floats_are_quantized_and_other_values_pass(self):
+        asked, integers = QParams(0.5, 0, 0, 255, torch.uint8), torch.ones(2, dtype=torch.uint8)
+        assert as_integers(torch.ones(2), asked).tolist() == [2, 2]
+        assert as_integers(integers, asked) is integers and as_integers(3, asked) == 3
 
 
 def test_preserved_attributes(tools):

@@ -58,7 +58,7 @@ class Sensitivity:
     """What each operator costs at the outputs; print it, ``to_dict``, or ``save_html``.
 
     >>> print(Sensitivity("x86", batches=1, sqnr=30.0))
-    x86, 1 batch: 30.0 dB with everything quantized
+    x86, 1 batch: SQNR 30.0 dB (higher is better) with everything quantized
     """
 
     backend: str

@@ -6,8 +6,8 @@ activations are numbers in the graph of the reference model, and tensors here.
 1. ``conv.weight``, ``conv.weight_scale``, ``conv.weight_zero_point``, ``conv.bias``: of a fused module, too.
 2. ``conv.scale``, ``conv.zero_point``: the output of a layer with tensors, or of an activation with a scale.
 3. ``conv_input_scale_0``, ``_scale_0``: any other value, as PyTorch's reference model names it.
-4. ``_packed_weight_0``, ``_packed_weight_0_scale``, ``…_zero_point``, ``…_bias``: a weight that is passed to
-   a function; under the first, PyTorch has an object of its engine.
+4. ``_packed_weight_0_weight``, ``_weight_scale``, ``_weight_zero_point``: a weight that is passed to a
+   function, where PyTorch has an object of its engine.
 
 A slot is also met under the keys of PyTorch's engines, as ``plain_state`` writes them, and under those of the
 reference model: ``w_quantized_0``, ``w_scale_0``.
@@ -33,7 +33,6 @@ from backquant.prepare.record import Record
 _SCALED = (nn.Hardswish, nn.ELU, nn.LeakyReLU, nn.Softmax, nn.SiLU, nn.GELU, nn.Mish)
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 _STORED = "_quantized_"
-_FUNCTIONAL = (("_scale", "_zero_point"), (".weight_scale", ".weight_zero_point"))
 # functions whose weight PyTorch packs
 _PACKING = ("linear", *(f"conv{t}{n}d" for t in ("", "_transpose") for n in (1, 2, 3)))
 
@@ -148,11 +147,7 @@ class _Graph:
     def _weight_keys(self, stored: str) -> list[tuple[str, str]]:
         own = tuple(stored.replace(_STORED, part) for part in ("_scale_", "_zero_point_"))
         theirs = self.functional.get(stored, [])
-        ends = [
-            (f"{key}{scale}", f"{key}{zero_point}")
-            for scale, zero_point in _FUNCTIONAL
-            for key in theirs
-        ]
+        ends = [(f"{key}.weight_scale", f"{key}.weight_zero_point") for key in theirs]
         return [*ends, (own[0], own[1])]
 
     def tensors(self, elsewhere: tuple[str, ...]) -> Iterator[Slot]:
@@ -199,10 +194,9 @@ def _is_of_halves(module: nn.Module, name: str) -> bool:
 
 
 def _of_function(packed: Iterable[str], part: str) -> Iterator[str]:
-    """Ours, and those of PyTorch's packed weights that were unpacked."""
-    end = "" if part == "weight" else f"_{part.removeprefix('weight_')}"
-    yield from (key + end for key in packed)
-    yield from (f"{key}.{part}" for key in packed)
+    """Ours, names of the root, and those of PyTorch's packed weights that were unpacked."""
+    for end in ("_", "."):
+        yield from (f"{key}{end}{part}" for key in packed)
 
 
 def _part(path: str) -> str:

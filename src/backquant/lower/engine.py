@@ -41,6 +41,7 @@ class Engine:
     there. ``rules``: how a reference model is lowered to its kernels, in order of preference. A rule refuses
     what its kernel does not take, with the reason. What no rule takes runs in float.
 
+    >>> import torch
     >>> def info(facts: MachineFacts) -> EngineInfo:
     ...     return EngineInfo("mine", facts.isa, facts.torch_version, (), (torch.int8,), (torch.int8,))
     >>> engine = Engine("mine", info, lambda: [])

@@ -65,6 +65,7 @@ class EngineInfo:
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON-able data; ``from_dict`` reads it back.
 
+        >>> from backquant.lower import engine_info
         >>> info = engine_info("x86")
         >>> EngineInfo.from_dict(info.to_dict()) == info
         True

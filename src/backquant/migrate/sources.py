@@ -28,7 +28,7 @@ def find_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Path]
     A file that is given itself is taken as it is. Raises UsageError for a path that does not exist.
 
     >>> find_files([Path(__file__)])[0].name
-    'files.py'
+    'sources.py'
     """
     patterns = tuple(exclude)
     found: dict[Path, None] = {}

@@ -74,8 +74,7 @@ def test_rows_of_nested_modules() -> None:
     assert all("linear" in kernels[n] for n in ("stem", "outer.block.one", "outer.last"))
     assert not any(row.observers[0].scale is None for row in after.rows if row.node == "outer.last")
     assert "outer.block.act" in after.to_html()
-    text = str(after)
-    assert "standalone" in text and "custom module" in text
+    assert "standalone" in after.table() and "custom module" in str(after)
 
 
 def test_requirements_reach_inside() -> None:
