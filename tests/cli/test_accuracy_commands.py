@@ -21,7 +21,7 @@ def test_compare_and_sensitivity(run: Run, here: Path) -> None:
     )
     costs = run("sensitivity", "zoo:PAIR", "-d", "zoo:BATCHES", "--json", "--resume", "s.json")
     assert {group["name"] for group in costs.data["groups"]} == {"conv", "fc"}
-    assert "it alone in float" in run("sensitivity", "zoo:PAIR", "-d", "zoo:BATCHES").out
+    assert "with everything quantized" in run("sensitivity", "zoo:PAIR", "-d", "zoo:BATCHES").out
 
 
 def test_search(run: Run, here: Path, monkeypatch: Any) -> None:
