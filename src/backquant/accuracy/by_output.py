@@ -16,35 +16,38 @@ from backquant.accuracy.compare import as_float, compared
 from backquant.accuracy.comparison import OperatorError
 from backquant.accuracy.figures import ErrorSums
 from backquant.graph import as_arguments
+from backquant.operators import find
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 
 _MOST = 200.0  # dB: no error
-_JOINS = {torch.cat: 0, torch.concat: 0, torch.concatenate: 0, torch.ops.aten.cat.default: 0}
-_STACKS = {torch.stack: 0, torch.ops.aten.stack.default: 0}
+_JOINS = ("cat", "stack")
 
 
 def sqnr_by_output(
     floating: nn.Module, made: QuantizedModel, prepared: PreparedModule, batch: Any
-) -> dict[str, float]:
-    """In dB, by ``"output 0"`` and ``"output 0, part 1 of 'cat'"``; of outputs that hold floats alone."""
+) -> tuple[dict[str, float], list[ErrorSums]]:
+    """In dB, by ``"output 0"`` and ``"output 0, part 1 of 'cat'"``; of outputs that hold floats alone.
+    And the sums of these outputs."""
     wanted, found = _leaves(floating, batch), _leaves(made, batch)
     integers = list(made.output_qparams.values())
     parts = _parts(prepared, batch)
     figures: dict[str, float] = {}
+    sums: list[ErrorSums] = []
     for place, (one, two) in enumerate(zip(wanted, found, strict=False)):
         if not one.is_floating_point() or not one.numel() or one.shape != two.shape:
             continue
         real = two if two.is_floating_point() else as_float(two, integers.pop(0))
         assert real is not None
         label = f"output {place}"
-        figures[label] = _sqnr(one, real)
+        sums.append(_sums(one, real))
+        figures[label] = _bounded(sums[-1])
         if place in parts:
             name, dim, sizes = parts[place]
             pieces = zip(one.split(sizes, dim), real.split(sizes, dim), strict=True)
             for number, (part, other) in enumerate(pieces):
-                figures[f"{label}, part {number} of {name!r}"] = _sqnr(part, other)
-    return figures
+                figures[f"{label}, part {number} of {name!r}"] = _bounded(_sums(part, other))
+    return figures, sums
 
 
 def costliest(
@@ -75,9 +78,13 @@ def _path(made: QuantizedModel, row: OperatorError) -> str:
     return "" if decision is None else decision.module_path
 
 
-def _sqnr(wanted: torch.Tensor, found: torch.Tensor) -> float:
+def _sums(wanted: torch.Tensor, found: torch.Tensor) -> ErrorSums:
     sums = ErrorSums()
     sums.add(wanted, found)
+    return sums
+
+
+def _bounded(sums: ErrorSums) -> float:
     return max(-_MOST, min(_MOST, sums.sqnr))
 
 
@@ -103,15 +110,20 @@ def _parts(prepared: PreparedModule, batch: Any) -> dict[int, tuple[str, int, li
         made = plain(*args, **kwargs)
     found = {}
     for (place, (_, dim)), tensors in zip(joins.items(), made, strict=True):
-        is_stack = leaves[place].target in _STACKS
+        is_stack = _operator(leaves[place]) == "stack"
         sizes = [1 if is_stack else int(tensor.shape[dim]) for tensor in tensors]
         found[place] = (leaves[place].name, dim, sizes)
     return found
 
 
+def _operator(node: fx.Node) -> str:
+    known = find(node.target)
+    return "" if known is None else known.name
+
+
 def _joins(leaves: list[fx.Node]) -> Iterator[tuple[int, tuple[Any, int]]]:
     for place, leaf in enumerate(leaves):
-        if leaf.target not in _JOINS and leaf.target not in _STACKS:
+        if _operator(leaf) not in _JOINS:
             continue
         read = leaf.args[0] if leaf.args else leaf.kwargs.get("tensors")
         dim = leaf.args[1] if len(leaf.args) > 1 else leaf.kwargs.get("dim", 0)

@@ -13,10 +13,9 @@ from torch.utils._pytree import tree_map_only
 
 from backquant.accuracy.by_output import costliest, sqnr_by_output
 from backquant.accuracy.calibrated import LEAST_DECIBELS, LOW, Calibrated
-from backquant.accuracy.figures import MOST_LOSS, decibels
-from backquant.accuracy.outputs import FloatOutputs
+from backquant.accuracy.figures import MOST_LOSS, ErrorSums, bounded_loss, decibels
 from backquant.calibrate.group import Ranks
-from backquant.errors import literal
+from backquant.errors import first_line, literal
 from backquant.figures import Figures
 from backquant.report.first import shortfall
 from backquant.runtime import QuantizedModel
@@ -67,21 +66,25 @@ def _compared(figures: Figures, made: QuantizedModel, ready: Calibrated) -> Figu
     batch = tree_map_only(torch.Tensor, lambda value: value.cpu(), batch)
     try:
         with torch.random.fork_rng(devices=[]):
-            figures = replace(figures, outputs=_by_output(made, ready, batch), data=data)
-            loss = FloatOutputs(ready.frozen, [batch]).loss(made.graph_module, "comparing")
-    except Exception:  # a figure of the report; whoever calls the model meets the error
+            outputs, sums = _by_output(made, ready, batch)
+    except Exception as error:  # a figure of the report; whoever calls the model meets the error
+        why = f"the accuracy was not measured: {type(error).__name__}: {first_line(error)}"
+        made.record = replace(made.record, plan=made.plan.noted(why))
         return figures
+    figures, loss = replace(figures, outputs=outputs, data=data), bounded_loss(sums)
     if not loss < MOST_LOSS:  # a signal of zeros, or no number
         return figures
     return replace(figures, sqnr=decibels(loss), data=data)
 
 
-def _by_output(made: QuantizedModel, ready: Calibrated, batch: Any) -> dict[str, float]:
+def _by_output(
+    made: QuantizedModel, ready: Calibrated, batch: Any
+) -> tuple[dict[str, float], list[ErrorSums]]:
     """SQNR by output. Where little is left of one, the first note says so, and which operator costs most."""
-    found = sqnr_by_output(ready.frozen, made, ready.prepared, batch)
+    found, sums = sqnr_by_output(ready.frozen, made, ready.prepared, batch)
     worst = Figures(outputs=found).worst
     if worst is None or not worst[1] < LEAST_DECIBELS:
-        return found
+        return found, sums
     name, leaves_float = costliest(made, ready.prepared, batch, worst[0])
     note = f"little is left of {worst[0]}: SQNR {worst[1]:.1f} dB; {name!r} costs most"
     if leaves_float:
@@ -90,7 +93,7 @@ def _by_output(made: QuantizedModel, ready: Calibrated, batch: Any) -> dict[str,
     made.record = replace(
         made.record, plan=replace(made.plan, notes=(note, *_others(made.plan.notes)))
     )
-    return found
+    return found, sums
 
 
 def _others(notes: tuple[str, ...]) -> tuple[str, ...]:

@@ -179,7 +179,7 @@ def prepare_qat(
     return prepare(model, inplace=True, observer_non_leaf_module_list=set(table.values()))
 
 
-def convert(  # size: PyTorch's signature
+def convert(
     module: nn.Module,
     mapping: Mapping[Any, Any] | None = None,
     inplace: bool = False,

@@ -57,7 +57,7 @@ def bar(what: str, shares: Mapping[str, float], label: str) -> Element:
     return tag("div", caption, tag("div", *parts, class_="bar", role="img", aria_label=label))
 
 
-def header(  # size: the parts of the first screen, one after another
+def header(
     report: Report,
     title: str,
     shortfall: str,

@@ -91,7 +91,7 @@ class IntegerWeights(nn.Module):
             scheme = tuple(vars(self)[key.removeprefix(prefix)] for key in keys)
             destination.update(zip(keys, encode_schemes([scheme])[0], strict=True))
 
-    def _load_from_state_dict(  # size: PyTorch's signature
+    def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
         prefix: str,
