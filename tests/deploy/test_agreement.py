@@ -13,7 +13,7 @@ from torch import nn
 
 import backquant
 from backquant.deploy import find_target
-from backquant.deploy.agreement import check_agreement
+from backquant.deploy.agreement import Agreement, check_agreement
 from backquant.deploy.executorch import ExecuTorchTarget
 from backquant.deploy.job_of import job_of, reference_of
 
@@ -80,7 +80,7 @@ class _WithExact(_Acme):
 
 def test_equal_files_pass_and_sizes_rise_and_fall(job: Any) -> None:
     target = _Acme(job, lambda outputs, sizes: outputs)
-    assert check_agreement(job, target, PATH) == ()
+    assert check_agreement(job, target, PATH).sqnr == {"output 0": 120.0, "output 1": 120.0}
     assert target.runtime.sizes == [3, 7, 2, 7]
 
 
@@ -116,7 +116,7 @@ def test_roundings_pass(job: Any) -> None:
         del sizes
         return [value * 1.05 for value in outputs]
 
-    assert check_agreement(job, _Acme(job, noisy), PATH) == ()
+    assert min(check_agreement(job, _Acme(job, noisy), PATH).sqnr.values()) > 20
 
 
 def test_fixed_sizes_are_called_with_other_values(job: Any) -> None:
@@ -126,20 +126,20 @@ def test_fixed_sizes_are_called_with_other_values(job: Any) -> None:
 
 
 def test_shortcuts_of_a_cpu_are_noted(job: Any) -> None:
-    [note] = check_agreement(job, _WithExact(job, _small_head, lambda o, s: o), PATH)
+    [note] = check_agreement(job, _WithExact(job, _small_head, lambda o, s: o), PATH).notes
     assert "output 1 differs" in note
     with pytest.raises(backquant.ExportError, match="output 1 differs"):
         check_agreement(job, _WithExact(job, _small_head, _small_head), PATH)
 
 
 def test_a_target_without_a_runtime_is_not_asked(job: Any) -> None:
-    assert check_agreement(job, find_target("tensorrt", Path("model.onnx")), PATH) == ()
+    assert check_agreement(job, find_target("tensorrt", Path("model.onnx")), PATH) == Agreement()
 
 
 def test_a_file_that_no_call_reached_is_said_to_be_uncompared(job: Any) -> None:
     def refuses(outputs: list[Any], sizes: list[int]) -> list[Any]:
         raise ValueError("no such size")
 
-    assert check_agreement(job, _Acme(job, refuses), PATH) == (
+    assert check_agreement(job, _Acme(job, refuses), PATH).notes == (
         "nothing was compared in acme: 4 calls were tried",
     )

@@ -28,6 +28,14 @@ def test_kernels_are_not_exported(backend: str, snapshot: Callable[..., None]) -
     snapshot("torch.export", refused.value)
 
 
+@pytest.mark.parametrize("backend", ["x86", "qnnpack", "onnxruntime", "xnnpack"])
+def test_a_strict_export_says_what_to_do(backend: str, snapshot: Callable[..., None]) -> None:
+    quantized = _quantized(backend)
+    with pytest.raises(UsageError) as refused:
+        torch.export.export(quantized, (X,), strict=True)
+    snapshot("torch.export" if quantized.engine else "torch.export-strict", refused.value)
+
+
 def test_the_onnx_exporter_has_it_as_its_cause() -> None:
     with pytest.raises(torch.onnx.OnnxExporterError) as refused:
         torch.onnx.export(_quantized("x86"), (X,), io.BytesIO(), dynamo=True, verbose=False)

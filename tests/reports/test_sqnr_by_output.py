@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +96,58 @@ def test_integers_at_the_edges_are_compared_by_value() -> None:
         model.loud.weight[0] /= 3000
     made = backquant.quantize(model, calibration=DATA, backend="onnxruntime", integer_io=True)
     assert min(made.record.figures.outputs.values()) > 25
+
+
+def _joined() -> tuple[nn.Module, backquant.QuantizedModel]:
+    model = Heads(_boxes_and_scores).eval()
+    with torch.no_grad():
+        model.loud.weight[0] /= 3000
+    mapping = backquant.get_default_qconfig_mapping("onnxruntime")
+    return model, backquant.quantize(
+        model, calibration=DATA, backend="onnxruntime", qconfig_mapping=mapping
+    )
+
+
+def test_a_comparison_has_joined_parts() -> None:
+    model, made = _joined()
+    [output] = backquant.compare(model, made, DATA).outputs
+    assert output.join == "cat" and [part.position for part in output.parts] == [0, 1]
+    assert min(part.sqnr for part in output.parts) > 25
+    for part, columns in zip(output.parts, (slice(0, 4), slice(4, 8)), strict=True):
+        wanted, found = (
+            torch.cat([one(batch)[:, columns] for batch in DATA]).detach() for one in (model, made)
+        )
+        by_hand = 20 * torch.log10(wanted.norm() / (wanted - found).norm())
+        assert part.sqnr == pytest.approx(float(by_hand), abs=0.2)
+    assert "parts of cat: " in str(backquant.compare(model, made, DATA))
+
+
+def test_an_export_says_how_near_each_output_and_part_is(tmp_path: Path) -> None:
+    _, made = _joined()
+    exported = backquant.export(made, tmp_path / "model.onnx")
+    names = ["output 0", "output 0, part 0 of 'cat'", "output 0, part 1 of 'cat'"]
+    assert list(exported.sqnr) == names and min(exported.sqnr.values()) > 10
+    assert f"{names[2]}: SQNR {exported.sqnr[names[2]]:.1f} dB" in "\n".join(exported._lines())
+    assert exported.to_dict()["sqnr"] == exported.sqnr
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_loaded_model_keeps_what_was_measured(name: str, tmp_path: Path) -> None:
+    model = Heads(SEVERAL[name]).eval()
+    made = backquant.quantize(model, calibration=DATA, backend="onnxruntime", slower="keep")
+    backquant.save(made, tmp_path / "model.bq")
+    loaded = backquant.load(tmp_path / "model.bq")
+    assert loaded.report.figures.outputs == made.report.figures.outputs != {}
+    assert loaded.record.measured_outputs == made.record.measured_outputs
+
+
+def test_a_loaded_model_is_exported_with_integers_at_outputs_left_in_float(tmp_path: Path) -> None:
+    """The last layer gives floats, since nothing quantized reads it."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    made = backquant.quantize(model, calibration=DATA, backend="onnxruntime", slower="keep")
+    backquant.save(made, tmp_path / "model.bq")
+    paths = tmp_path / "one.onnx", tmp_path / "two.onnx"
+    for one, path in zip((made, backquant.load(tmp_path / "model.bq")), paths, strict=True):
+        exported = backquant.export(one, path, integer_io=True)
+        assert set(exported.edges) == {"input", "output 0"}
+    assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -5,63 +5,73 @@ One number over all outputs hides a head whose scores are lost beside boxes in p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from backquant.accuracy.compare import as_float, compared
 from backquant.accuracy.comparison import OperatorError
 from backquant.accuracy.figures import ErrorSums
 from backquant.graph import as_arguments
-from backquant.operators import find
+from backquant.operators.joined_outputs import joined_outputs
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 
 _MOST = 200.0  # dB: no error
-_JOINS = ("cat", "stack")
+
+
+@dataclass(frozen=True)
+class OutputPlace:
+    """An output by its position, or a part of one that the node ``join`` makes.
+
+    >>> print(OutputPlace(0), OutputPlace(0, 1, "cat"), sep="; ")
+    output 0; output 0, part 1 of 'cat'
+    """
+
+    output: int
+    part: int | None = None
+    join: str = ""
+
+    def __str__(self) -> str:
+        part = "" if self.part is None else f", part {self.part} of {self.join!r}"
+        return f"output {self.output}{part}"
 
 
 def sqnr_by_output(
     floating: nn.Module, made: QuantizedModel, prepared: PreparedModule, batch: Any
-) -> tuple[dict[str, float], list[ErrorSums]]:
-    """In dB, by ``"output 0"`` and ``"output 0, part 1 of 'cat'"``; of outputs that hold floats alone.
-    And the sums of these outputs."""
+) -> tuple[dict[OutputPlace, float], list[ErrorSums]]:
+    """In dB, of outputs that hold floats alone and of their joined parts. And the sums of these outputs."""
     wanted, found = _leaves(floating, batch), _leaves(made, batch)
     integers = list(made.output_qparams.values())
-    parts = _parts(prepared, batch)
-    figures: dict[str, float] = {}
+    args, kwargs = as_arguments(batch)
+    joins = joined_outputs(unobserved(prepared), lambda module: module(*args, **kwargs))
+    figures: dict[OutputPlace, float] = {}
     sums: list[ErrorSums] = []
     for place, (one, two) in enumerate(zip(wanted, found, strict=False)):
         if not one.is_floating_point() or not one.numel() or one.shape != two.shape:
             continue
         real = two if two.is_floating_point() else as_float(two, integers.pop(0))
         assert real is not None
-        label = f"output {place}"
         sums.append(_sums(one, real))
-        figures[label] = _bounded(sums[-1])
-        if place in parts:
-            name, dim, sizes = parts[place]
-            pieces = zip(one.split(sizes, dim), real.split(sizes, dim), strict=True)
+        figures[OutputPlace(place)] = _bounded(sums[-1])
+        if (join := joins.get(place)) is not None:
+            pieces = zip(join.parts(one), join.parts(real), strict=True)
             for number, (part, other) in enumerate(pieces):
-                figures[f"{label}, part {number} of {name!r}"] = _bounded(_sums(part, other))
+                figures[OutputPlace(place, number, join.node)] = _bounded(_sums(part, other))
     return figures, sums
 
 
 def costliest(
-    made: QuantizedModel, prepared: PreparedModule, batch: Any, output: str
+    made: QuantizedModel, prepared: PreparedModule, batch: Any, place: OutputPlace
 ) -> tuple[str, str]:
     """The operator that costs an output most, by its path or node, and what leaves it in float: the join of a
     part, else the operator that adds the largest error."""
-    _, _, part = output.partition(", part ")
-    if part:
-        name = part.partition(" of ")[2].strip("'")
-        return (
-            name,
-            f"set_object_type(torch.{made.plan.decisions[name].operator.split('.')[-1]}, None)",
-        )
+    if place.join:
+        operator = made.plan.decisions[place.join].operator.rpartition(".")[2]
+        return place.join, f"set_object_type(torch.{operator}, None)"
     comparison = compared(unobserved(prepared), made, [batch])
     rows = {row.node: row for row in comparison.rows}
     row = min((row for row in rows.values() if not row.rounds), key=lambda each: each.added)
@@ -93,39 +103,3 @@ def _leaves(module: nn.Module, batch: Any) -> list[torch.Tensor]:
     with torch.no_grad():
         made = tree_leaves(module(*args, **kwargs))
     return [leaf for leaf in made if isinstance(leaf, torch.Tensor)]
-
-
-def _parts(prepared: PreparedModule, batch: Any) -> dict[int, tuple[str, int, list[int]]]:
-    """Of each output that is a join: its name, the axis, and the sizes of the parts."""
-    plain = unobserved(prepared)
-    output = plain.graph.output_node()
-    leaves = [leaf for leaf in tree_leaves(output.args[0]) if isinstance(leaf, fx.Node)]
-    joins = dict(_joins(leaves))
-    if not joins:
-        return {}
-    output.args = ([read for read, _ in joins.values()],)
-    plain.recompile()
-    args, kwargs = as_arguments(batch)
-    with torch.no_grad():
-        made = plain(*args, **kwargs)
-    found = {}
-    for (place, (_, dim)), tensors in zip(joins.items(), made, strict=True):
-        is_stack = _operator(leaves[place]) == "stack"
-        sizes = [1 if is_stack else int(tensor.shape[dim]) for tensor in tensors]
-        found[place] = (leaves[place].name, dim, sizes)
-    return found
-
-
-def _operator(node: fx.Node) -> str:
-    known = find(node.target)
-    return "" if known is None else known.name
-
-
-def _joins(leaves: list[fx.Node]) -> Iterator[tuple[int, tuple[Any, int]]]:
-    for place, leaf in enumerate(leaves):
-        if _operator(leaf) not in _JOINS:
-            continue
-        read = leaf.args[0] if leaf.args else leaf.kwargs.get("tensors")
-        dim = leaf.args[1] if len(leaf.args) > 1 else leaf.kwargs.get("dim", 0)
-        if isinstance(read, (list, tuple)) and type(dim) is int:
-            yield place, (list(read), dim)

@@ -8,8 +8,9 @@ dropped after their last use, so that no graph keeps its activations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,9 +23,10 @@ from backquant.accuracy.nodes import last_uses, placeholders, run_node
 from backquant.calibrate import Progress
 from backquant.calibrate.batches import count_of
 from backquant.dtypes import QParams, TensorQParams, quantize_tensor
-from backquant.graph import register_quantized_decomposed
+from backquant.graph import as_arguments, register_quantized_decomposed
 from backquant.lower.kernels.boundary import quantize, requantize
 from backquant.lower.kernels.engine_setting import running
+from backquant.operators.joined_outputs import JoinedOutput, joined_outputs
 from backquant.runtime import QuantizedModel
 from backquant.runtime.as_integers import as_integers
 from backquant.runtime.input_guard import quantized_inputs
@@ -46,10 +48,41 @@ def compared(
     total = count_of(batches)
     for index, batch in enumerate(batches):
         with torch.no_grad(), running():
+            run.joins = joined_outputs(float_graph, partial(_called, batch))
             run.batch(placeholders(float_graph, batch, index, measured))
         if progress is not None:
             progress(index + 1, total)
     return run.result()
+
+
+def _called(batch: Any, module: fx.GraphModule) -> Any:
+    args, kwargs = as_arguments(batch)
+    return module(*args, **kwargs)
+
+
+@dataclass
+class _OutputSums:
+    """Of one tensor of the result, and of each part of a join."""
+
+    whole: ErrorSums = field(default_factory=ErrorSums)
+    join: str = ""
+    parts: list[ErrorSums] = field(default_factory=list)
+
+    def add(self, wanted: torch.Tensor, found: torch.Tensor, join: JoinedOutput | None) -> None:
+        self.whole.add(wanted, found)
+        if join is None:
+            return
+        self.join, self.parts = join.node, self.parts or [ErrorSums() for _ in join.sizes]
+        for sums, *pair in zip(self.parts, join.parts(wanted), join.parts(found), strict=True):
+            sums.add(*pair)
+
+    def error(self, position: int) -> OutputError:
+        parts = tuple(_output_error(place, sums) for place, sums in enumerate(self.parts))
+        return replace(_output_error(position, self.whole), join=self.join, parts=parts)
+
+
+def _output_error(position: int, sums: ErrorSums) -> OutputError:
+    return OutputError(position, sums.sqnr, sums.cosine, sums.largest)
 
 
 @dataclass
@@ -108,7 +141,8 @@ class _Comparing:
         self.nodes = list(self.gm.graph.nodes)
         self.last = last_uses((n.name, [r.name for r in n.all_input_nodes]) for n in self.nodes)
         self.sums: dict[str, _Sums] = {}
-        self.outputs: list[ErrorSums] = []
+        self.outputs: list[_OutputSums] = []
+        self.joins: Mapping[int, JoinedOutput] = {}
         self.batches = 0
 
     def batch(self, inputs: dict[str, Any]) -> None:
@@ -164,7 +198,7 @@ class _Comparing:
         integers = iter(self.quantized.output_qparams.values())
         position = 0
         wanted = tree_leaves(self.floats.value("output"))
-        for one, two in zip(wanted, tree_leaves(found), strict=False):
+        for place, (one, two) in enumerate(zip(wanted, tree_leaves(found), strict=False)):
             if not _comparable(one, two):
                 continue
             qparams = None if two.is_floating_point() else next(integers, None)
@@ -172,8 +206,8 @@ class _Comparing:
             if values is None:
                 continue
             if position == len(self.outputs):
-                self.outputs.append(ErrorSums())
-            self.outputs[position].add(one, values)
+                self.outputs.append(_OutputSums())
+            self.outputs[position].add(one, values, self.joins.get(place))
             position += 1
 
     def result(self) -> Comparison:
@@ -184,10 +218,7 @@ class _Comparing:
             model=record.model,
             batches=self.batches,
             rows=rows,
-            outputs=tuple(
-                OutputError(i, sums.sqnr, sums.cosine, sums.largest)
-                for i, sums in enumerate(self.outputs)
-            ),
+            outputs=tuple(sums.error(position) for position, sums in enumerate(self.outputs)),
             inputs=self._drawn({row.node for row in rows}),
         )
 

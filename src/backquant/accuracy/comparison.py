@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from backquant.accuracy.figures import Histogram, decibels
+from backquant.accuracy.figures import Histogram, decibel_text, decibels
 from backquant.files import write_text
 
 
@@ -41,12 +41,26 @@ class OperatorError:
 
 @dataclass(frozen=True)
 class OutputError:
-    """One tensor of the result."""
+    """One tensor of the result. ``parts``: what the node ``join`` joins in it, by their positions in that.
+
+    >>> print(OutputError(0, 30.0, 0.999, 0.1, "cat", (OutputError(0, 9.0, 0.9, 0.1),)))
+    SQNR 30.0 dB, higher is better (cosine 0.99900, largest error 0.1; parts of cat: 9.0 dB)
+    """
 
     position: int
     sqnr: float
     cosine: float
     largest: float
+    join: str = ""
+    parts: tuple[OutputError, ...] = ()
+
+    def __str__(self) -> str:
+        levels = ", ".join(decibel_text(part.sqnr) for part in self.parts)
+        parts = f"; parts of {self.join}: {levels}" if levels else ""
+        return (
+            f"SQNR {decibel_text(self.sqnr)}, higher is better (cosine {self.cosine:.5f}, "
+            f"largest error {self.largest:.3g}{parts})"
+        )
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,7 @@ def comparison_text(found: Comparison) -> Group:
     """A line for the outputs, the metric, and the operators that add most."""
     count = batch_count(found.batches)
     outputs = [
-        f"output{'' if len(found.outputs) == 1 else f' {output.position}'} "
-        f"SQNR {decibel_text(output.sqnr)}, higher is better (cosine {output.cosine:.5f}, "
-        f"largest error {output.largest:.3g})"
+        f"output{'' if len(found.outputs) == 1 else f' {output.position}'} {output}"
         for output in found.outputs
     ]
     model = f"{found.model} for " if found.model else ""

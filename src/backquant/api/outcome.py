@@ -82,18 +82,19 @@ def _by_output(
 ) -> tuple[dict[str, float], list[ErrorSums]]:
     """SQNR by output. Where little is left of one, the first note says so, and which operator costs most."""
     found, sums = sqnr_by_output(ready.frozen, made, ready.prepared, batch)
-    worst = Figures(outputs=found).worst
-    if worst is None or not worst[1] < LEAST_DECIBELS:
-        return found, sums
-    name, leaves_float = costliest(made, ready.prepared, batch, worst[0])
-    note = f"little is left of {worst[0]}: SQNR {worst[1]:.1f} dB; {name!r} costs most"
+    figures = {str(place): sqnr for place, sqnr in found.items()}
+    worst = min(found, key=found.__getitem__, default=None)
+    if worst is None or not found[worst] < LEAST_DECIBELS:
+        return figures, sums
+    name, leaves_float = costliest(made, ready.prepared, batch, worst)
+    note = f"little is left of {worst}: SQNR {found[worst]:.1f} dB; {name!r} costs most"
     if leaves_float:
         backend = literal(made.backend_config.name)
         note += f": qconfig_mapping=backquant.default_mapping({backend}).{leaves_float}"
     made.record = replace(
         made.record, plan=replace(made.plan, notes=(note, *_others(made.plan.notes)))
     )
-    return found, sums
+    return figures, sums
 
 
 def _others(notes: tuple[str, ...]) -> tuple[str, ...]:

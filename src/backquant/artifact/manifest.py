@@ -31,6 +31,7 @@ _Size = Annotated[int, Field(ge=0, lt=2**48)]
 _Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 _Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Edge = tuple[int | str, _Scale, _Int32, _Int32, _Int32, DTypeName]
 
 
 class _Model(BaseModel):
@@ -144,7 +145,7 @@ def _manifest() -> TypeAdapter[Any]:
         "kernels": list[data_model(KernelUse)],  # type: ignore[misc]
         "left_in_float": list[data_model(Reason)],  # type: ignore[misc]
         "inputs": list[tuple[int, _Scale, _Int32, _Int32, _Int32, DTypeName]],
-        "outputs": list[tuple[int | str, _Scale, _Int32, _Int32, _Int32, DTypeName]],
+        "outputs": list[_Edge],
         "example": data_model(ExampleSpec) | None,
         "backend": Backend,
         "plan": plan,
@@ -156,6 +157,10 @@ def _manifest() -> TypeAdapter[Any]:
     }
     required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
     required["packed"] = (dict[Name, Packed], {})  # of files that were written before, none
+    required["measured_outputs"] = (
+        list[_Edge],
+        [],
+    )  # only where outputs that were measured are floats
     required["check_finite"] = (bool, True)  # only written where it was switched off
     return TypeAdapter(create_model("Manifest", __config__=STRICT, **required))
 

@@ -94,6 +94,8 @@ def write_model(
         "strides": writer.strides,
         "packed": writer.packed,
     }
+    if measured := model.record.measured_outputs:
+        document["measured_outputs"] = [[label, *_literals(q)] for label, q in measured.items()]
     if not model.check_finite:
         document["check_finite"] = False
     write_file(path, document, writer.tensors)
@@ -165,6 +167,7 @@ def _model(
         left_in_float=tuple(Reason(**reason) for reason in document["left_in_float"]),
         inputs=dict(map(_qparams, document.get("inputs", ()))),
         outputs=dict(map(_qparams, document.get("outputs", ()))),
+        measured_outputs=dict(map(_qparams, document.get("measured_outputs", ()))),
         example=None if example is None else ExampleSpec(**example),
         interface=_read_interface(document.get("interface"), decoder),
         report_of=None if report is None else StoredReport(Report.from_dict(report)),

@@ -12,7 +12,7 @@ The last step of a conversion: calibration and what corrects a model see floats 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,9 +25,9 @@ from backquant.dtypes import QParams
 from backquant.errors import ConfigError, UsageError, did_you_mean, literal
 from backquant.graph import (
     GraphEditor,
-    copied_graph,
     get_module,
     register_quantized_decomposed,
+    returning,
     verify,
 )
 from backquant.graph.clone import with_own_state
@@ -344,14 +344,18 @@ def _give_integers(
     for index in sorted(edges.outputs or ()):
         if index >= count:
             raise _no_output(edges, index, count)
+    wished = [
+        (label, value, _output_qparams(editor.module, value, known.measured_outputs.get(label)))
+        for label, value in _labelled(returned)
+        if edges.wants_output(int(str(label).partition(".")[0]))
+    ]
+    unknown = dict.fromkeys(value for _, value, qparams in wished if qparams is None)
+    if edges.outputs is None:
+        unknown = dict.fromkeys(_float_values(editor.module, unknown, known.example))
     given: dict[fx.Node, fx.Node] = {}
-    for label, value in _labelled(returned):
-        index = int(str(label).partition(".")[0])
-        if not edges.wants_output(index):
-            continue
-        qparams = _output_qparams(editor.module, value, known.measured_outputs.get(label))
+    for label, value, qparams in wished:
         if qparams is None:
-            if edges.outputs is None and not _gives_floats(editor.module, value, known.example):
+            if value not in unknown:
                 continue
             if not edges.is_custom:
                 raise _float_output(editor.graph, value, label)
@@ -364,21 +368,24 @@ def _give_integers(
     editor.graph.eliminate_dead_code()
 
 
-def _gives_floats(module: fx.GraphModule, value: fx.Node, example: ExampleSpec | None) -> bool:
-    """Whether a returned node gives floats on the example inputs, as far as is known."""
-    if example is None:
-        return True
+def _float_values(
+    module: fx.GraphModule, values: Collection[fx.Node], example: ExampleSpec | None
+) -> set[fx.Node]:
+    """The returned nodes that give floats on the example inputs, as far as is known: in one call."""
+    if example is None or not values:
+        return set(values)
     args, kwargs = example.arguments()
-    probe = fx.GraphModule(module, copied_graph(module.graph))
-    [place] = [i for i, node in enumerate(module.graph.nodes) if node is value]
-    probe.graph.output_node().args = (list(probe.graph.nodes)[place],)
-    probe.recompile()
+    probe = returning(module, list(values))
     try:
         with torch.no_grad(), with_own_state(probe):
-            result = probe(*args, **kwargs)
+            results = probe(*args, **kwargs)
     except Exception:  # then nothing is known
-        return True
-    return not isinstance(result, torch.Tensor) or result.is_floating_point()
+        return set(values)
+    return {
+        value
+        for value, result in zip(values, results, strict=True)
+        if not isinstance(result, torch.Tensor) or result.is_floating_point()
+    }
 
 
 def _no_output(edges: IntegerEdges, index: int, count: int) -> ConfigError:

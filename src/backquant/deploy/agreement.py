@@ -13,8 +13,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,13 +24,20 @@ from torch.utils import _pytree as pytree
 from backquant.deploy.examples import with_sizes_on_free_axes
 from backquant.deploy.job import OUTPUT, ExportJob
 from backquant.deploy.program import quiet
-from backquant.deploy.roundings import dithered_values, output_values, ratio, real_values
+from backquant.deploy.roundings import (
+    dithered_values,
+    nested_output,
+    output_values,
+    ratio,
+    real_values,
+)
 from backquant.deploy.session import Loaded, LoadingTarget
 from backquant.deploy.target import Target
 from backquant.errors import ExportError
 from backquant.graph.objects import tensors_of
+from backquant.operators.joined_outputs import JoinedOutput, joined_outputs
 
-__all__ = ["ExactTarget", "check_agreement"]
+__all__ = ["Agreement", "ExactTarget", "check_agreement"]
 
 _NEAR = 10.0  # dB: the difference is a third of the output
 _MORE = 6.0  # dB: four times the noise that roundings make is no rounding
@@ -50,27 +57,55 @@ class ExactTarget(Protocol):
 
 @dataclass(frozen=True)
 class _Call:
-    """One call: inputs, what the reference model gives for them, and words for them."""
+    """One call: inputs, what the reference model gives for them, words for them, and the outputs that it
+    joins."""
 
     job: ExportJob
     wanted: list[Any]
     words: str
+    joins: Mapping[int, JoinedOutput]
+
+    def pieces(self, values: Sequence[Any]) -> dict[str, Any]:
+        """``values`` of a call, and each joined part, by their names."""
+        found: dict[str, Any] = {}
+        for place, value in enumerate(values):
+            found[f"output {place}"] = value
+            join = self.joins.get(place)
+            parts = () if join is None else join.parts(value)
+            found |= {
+                f"output {place}, part {number} of {join.node!r}": part
+                for number, part in enumerate(parts)
+            }
+        return found
 
 
-def check_agreement(job: ExportJob, target: Target, path: Path) -> tuple[str, ...]:
-    """Notes on how the file at ``path`` was compared; none where ``target`` has no runtime here.
+@dataclass(frozen=True)
+class Agreement:
+    """``notes`` on how a file was compared; ``sqnr``: of each output and joined part beside the reference
+    model, in dB, the lowest of all calls."""
+
+    notes: tuple[str, ...] = ()
+    sqnr: Mapping[str, float] = field(default_factory=dict)
+
+
+def check_agreement(job: ExportJob, target: Target, path: Path) -> Agreement:
+    """How the file at ``path`` agrees; nothing is known where ``target`` has no runtime here.
 
     Raises ``ExportError`` where an output is another one than roundings can explain.
     """
     if not isinstance(target, LoadingTarget):
-        return ()
+        return Agreement()
     calls = [*_calls(job)]
-    wrong, compared = _first_wrong(target.loaded(path), calls)
+    wrong, sqnr = _first_wrong(target.loaded(path), calls)
     if wrong is None:
         why = f"{len(calls)} calls were tried" if calls else "the model takes no inputs drawn anew"
-        return () if compared else (f"nothing was compared in {target.name}: {why}",)
-    if isinstance(target, ExactTarget) and _first_wrong(target.exact(path), calls)[0] is None:
-        return (f"on this CPU {target.name}'s own shortcuts differ from the file: {wrong}",)
+        notes = () if sqnr is not None else (f"nothing was compared in {target.name}: {why}",)
+        return Agreement(notes, sqnr or {})
+    if isinstance(target, ExactTarget):
+        differs, exact = _first_wrong(target.exact(path), calls)
+        if differs is None:
+            note = f"on this CPU {target.name}'s own shortcuts differ from the file: {wrong}"
+            return Agreement((note,), exact or {})
     raise ExportError(
         f"{target.name} computes something else than the reference model: {wrong}",
         where=f"{path.name}, called after it was written",
@@ -101,7 +136,10 @@ def _called(job: ExportJob, words: str, inputs: Any) -> Iterator[_Call]:
         return
     floats = [v for v in wanted if isinstance(v, torch.Tensor) and v.is_floating_point()]
     if all(v.isfinite().any() for v in floats if v.numel()):
-        yield _Call(called, real_values(job, wanted), words)
+        joins = joined_outputs(
+            called.module, lambda module: nested_output(replace(called, module=module))
+        )
+        yield _Call(called, real_values(job, wanted), words, joins)
 
 
 def _sized(job: ExportJob, size: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -140,9 +178,12 @@ def _drawn(inputs: Any, integers: Collection[torch.dtype] = ()) -> Any:
     return pytree.tree_map_only(torch.Tensor, drawn, inputs)
 
 
-def _first_wrong(loaded: Loaded, calls: Sequence[_Call]) -> tuple[str | None, int]:
-    """What the first call that differs gives, in words, and how many calls agreed before."""
-    before, compared = "", 0
+def _first_wrong(
+    loaded: Loaded, calls: Sequence[_Call]
+) -> tuple[str | None, dict[str, float] | None]:
+    """What the first call that differs gives, in words, and the lowest SQNR of those that agreed before;
+    ``None`` where none did."""
+    before, lowest = "", None
     for call in calls:
         leaves = pytree.tree_leaves((call.job.args, dict(call.job.kwargs)))
         inputs = [part for leaf in leaves for part in tensors_of(leaf) or [leaf]]
@@ -151,11 +192,12 @@ def _first_wrong(loaded: Loaded, calls: Sequence[_Call]) -> tuple[str | None, in
                 results = loaded.run([_array(value) for value in inputs])
         except Exception:  # a size that the target fixes, and says so
             continue
-        place = _wrong_output(call, results)
+        place, near = _compared(call, results)
         if place is not None:
-            return f"{place} on {call.words}{before}", compared
-        before, compared = f", called after {call.words}", compared + 1
-    return None, compared
+            return f"{place} on {call.words}{before}", lowest
+        before = f", called after {call.words}"
+        lowest = {name: min(sqnr, (lowest or {}).get(name, sqnr)) for name, sqnr in near.items()}
+    return None, lowest
 
 
 def _array(value: Any) -> Any:
@@ -167,24 +209,29 @@ def _is_nothing(value: torch.Tensor) -> bool:
     return not value.numel() or bool(value.abs().max() < _NOTHING)
 
 
-def _wrong_output(call: _Call, results: Sequence[Any]) -> str | None:
-    """Rule 3."""
+def _compared(call: _Call, results: Sequence[Any]) -> tuple[str | None, dict[str, float]]:
+    """Rule 3: what is wrong, in words, and the SQNR of each output and joined part."""
     if len(results) != len(call.wanted):
-        return f"{len(results)} outputs in place of {len(call.wanted)}"
-    far, results = {}, real_values(call.job, [torch.as_tensor(result) for result in results])
-    for place, (one, other) in enumerate(zip(call.wanted, results, strict=True)):
-        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
-            continue
-        result = other.to(one.dtype)
-        near = ratio([one], [result])
-        if near < _NEAR and not (_is_nothing(one) and _is_nothing(result)):
-            far[place] = near
-    noisy = real_values(call.job, dithered_values(call.job, 0)) if far else []
-    for place, near in far.items():
-        rounding = ratio([call.wanted[place]], [noisy[place]])
-        if near < rounding - _MORE:
+        return f"{len(results)} outputs in place of {len(call.wanted)}", {}
+    found = call.pieces(real_values(call.job, [torch.as_tensor(result) for result in results]))
+    wanted = {
+        place: value
+        for place, value in call.pieces(call.wanted).items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    near = {place: ratio([one], [found[place].to(one.dtype)]) for place, one in wanted.items()}
+    far = [
+        place
+        for place, one in wanted.items()
+        if near[place] < _NEAR
+        and not (_is_nothing(one) and _is_nothing(found[place].to(one.dtype)))
+    ]
+    noisy = call.pieces(real_values(call.job, dithered_values(call.job, 0))) if far else {}
+    for place in far:
+        rounding = ratio([wanted[place]], [noisy[place]])
+        if near[place] < rounding - _MORE:
             return (
-                f"output {place} differs with an SQNR of {near:.1f} dB, where noise of half a step at every "
+                f"{place} differs with an SQNR of {near[place]:.1f} dB, where noise of half a step at every "
                 f"rounding leaves {rounding:.1f} dB,"
-            )
-    return None
+            ), near
+    return None, near

@@ -30,6 +30,7 @@ __all__ = [
     "dithered",
     "dithered_values",
     "float_tensors",
+    "nested_output",
     "output_values",
     "ratio",
     "real_values",
@@ -55,6 +56,12 @@ def dithered(job: ExportJob) -> list[torch.Tensor]:
 def output_values(job: ExportJob) -> list[Any]:
     """All outputs of the reference model on copies of the example inputs, flat."""
     return _flat(_ByName(job))
+
+
+def nested_output(job: ExportJob) -> Any:
+    """What the reference model returns, as it returns it."""
+    with quiet(), torch.no_grad():
+        return _ByName(job).run()
 
 
 def dithered_values(job: ExportJob, seed: int) -> list[Any]:

@@ -54,13 +54,13 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
         exported = _exported(job, target, path, written)
         _check(exported, job, require)
         with _in_words_of(target, job, staging):
-            notes = check_agreement(job, target, staging)
+            agreement = check_agreement(job, target, staging)
         if job.edges:
             beside = staging.with_suffix(".qparams.json")
             beside.write_text(
                 json.dumps(edges_as_data(job.edges), indent=2) + "\n", encoding="utf-8"
             )
-    return replace(exported, files=tuple(files), notes=notes)
+    return replace(exported, files=tuple(files), notes=agreement.notes, sqnr=agreement.sqnr)
 
 
 @contextmanager

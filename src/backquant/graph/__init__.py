@@ -11,6 +11,7 @@ from backquant.graph.assemble import (
     call_before,
     copied_graph,
     rebuilt,
+    returning,
     take_graph,
 )
 from backquant.graph.blocks import register_blocks
@@ -95,6 +96,7 @@ __all__ = [
     "check_inputs",
     "complaints",
     "copied_graph",
+    "returning",
     "einsum_products",
     "fold_affines",
     "fold_constants",

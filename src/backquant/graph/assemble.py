@@ -202,6 +202,20 @@ def copied_graph(graph: fx.Graph) -> fx.Graph:
     return made
 
 
+def returning(module: fx.GraphModule, values: Any) -> fx.GraphModule:
+    """A graph module over the modules of ``module`` that returns ``values``: its nodes, nested as wished.
+
+    >>> module = fx.symbolic_trace(lambda x: torch.relu(x + 1))
+    >>> _, one, two, _ = module.graph.nodes
+    >>> returning(module, [one, two])(torch.tensor(-3.0))
+    [tensor(-2.), tensor(0.)]
+    """
+    graph = copied_graph(module.graph)
+    copies = dict(zip(module.graph.nodes, graph.nodes, strict=True))
+    graph.output_node().args = (fx.node.map_arg(values, copies.__getitem__),)
+    return fx.GraphModule(module, graph)
+
+
 def call_before(
     position: fx.Node, op: str, target: Any, args: tuple[Any, ...], name: str | None = None
 ) -> fx.Node:

@@ -93,6 +93,25 @@ def traced(by: str) -> UsageError:
     )
 
 
+def refuse_export() -> None:
+    """Raise the error for kernels under ``torch.export(strict=True)``. Dynamo calls it while it traces."""
+    raise traced("torch.export")
+
+
+def refuse_strict_export() -> None:
+    """The same for a reference model, which the other mode exports."""
+    raise UsageError(
+        "torch.export takes this quantized model with strict=False (the default) only",
+        where="called by torch.export.export(strict=True)",
+        fix="torch.export.export(quantized, (x,))",
+    )
+
+
+# As ``torch.compiler.assume_constant_result``, which imports Dynamo.
+for _refused in (refuse_export, refuse_strict_export):
+    _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _with_memory(leaves: list[Any]) -> list[torch.Tensor]:
     """The tensors among the arguments, which hold values."""
     for leaf in leaves:

@@ -30,7 +30,13 @@ from backquant.runtime.child_first import child_first
 from backquant.runtime.dialect import shown_of
 from backquant.runtime.executor import Executor
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
-from backquant.runtime.interpreted import Interpreted, check_not_traced, traced
+from backquant.runtime.interpreted import (
+    Interpreted,
+    check_not_traced,
+    refuse_export,
+    refuse_strict_export,
+    traced,
+)
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.runtime.own_results import returned_tensors, with_own_memory
 from backquant.runtime.pickling import pickled, unpickled
@@ -204,9 +210,15 @@ class QuantizedModel(Checkpointed, FastCallModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's arguments and result. Raises ``InputError`` where it cannot run on them,
         ``ArtifactError`` where it cannot although they are like the example that its file names."""
-        if torch.compiler.is_dynamo_compiling() and self.record.engine is not None:
-            return _uncompiled(self, args, kwargs)
-        if torch.compiler.is_dynamo_compiling() or stand_ins():
+        if torch.compiler.is_dynamo_compiling():
+            if self.record.engine is not None:
+                if torch.compiler.is_exporting():
+                    refuse_export()
+                return _uncompiled(self, args, kwargs)
+            if torch.compiler.is_exporting():
+                refuse_strict_export()
+            return self._called(args, kwargs)
+        if stand_ins():
             if torch._C._is_tracing() and torch.onnx.is_in_onnx_export():
                 raise traced("the TorchScript exporter of torch.onnx")
             return self._called(args, kwargs)  # the tracer handles errors itself
