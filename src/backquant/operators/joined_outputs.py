@@ -41,7 +41,7 @@ def joined_outputs(
 
     ``run``: calls a graph module that returns what these join. It is called only where there are any.
 
-    >>> joined = fx.symbolic_trace(lambda x, y: (x + y, torch.cat([x, y], 1)))
+    >>> joined = fx.symbolic_trace(lambda x, y: (x + 1, torch.cat([x, y], 1)))
     >>> joined_outputs(joined, lambda module: module(torch.ones(1, 2), torch.ones(1, 3)))
     {1: JoinedOutput(node='cat', dim=1, sizes=(2, 3))}
     """
