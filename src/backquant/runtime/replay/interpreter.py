@@ -17,7 +17,9 @@ _NEEDED = (
     "FloatType",
     "TensorType",
     "_create_function_from_graph",
+    "_get_graph_executor_optimize",
     "_jit_pass_constant_propagation",
+    "_set_graph_executor_optimize",
     "parse_ir",
 )
 _missing = ", ".join(f"torch._C.{name}" for name in _NEEDED if not hasattr(torch._C, name))
@@ -41,6 +43,20 @@ def interpreted(source: str, embedded: list[Any]) -> Callable[..., Any]:
     torch._C._jit_pass_constant_propagation(graph)
     made: Callable[..., Any] = torch._C._create_function_from_graph("forward", graph)
     return made
+
+
+def run_as_written(function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
+    """Call what ``interpreted`` made, without the optimisations of torch's executor.
+
+    What ``torch.jit.optimized_execution`` does, which takes several times as long.
+    """
+    setting: Any = torch._C
+    before = setting._get_graph_executor_optimize()
+    setting._set_graph_executor_optimize(False)
+    try:
+        return function(*tensors)
+    finally:
+        setting._set_graph_executor_optimize(before)
 
 
 def _embed(graph: Any, values: list[Any]) -> None:

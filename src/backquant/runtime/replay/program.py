@@ -14,10 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import jit
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from backquant.runtime.replay.interpreter import interpreted
+from backquant.runtime.replay.interpreter import interpreted, run_as_written
 from backquant.runtime.replay.kinds import REPLAYED_AS
 from backquant.runtime.replay.record import Call, NotReplayable, Recording, Ref
 
@@ -63,8 +62,7 @@ class Program:
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """The result for the flattened tensor arguments."""
-        with jit.optimized_execution(False):  # type: ignore[attr-defined]
-            found = self._function(*tensors)
+        found = run_as_written(self._function, tensors)
         if self._single:
             return found.clone() if self._copied else found
         found = found if len(self._places) > 1 else (found,)
