@@ -24,7 +24,6 @@ from backquant import BackendConfig
 from backquant.cli.backends import load_backend
 from backquant.conformance import Conformance
 from backquant.conformance.case import Outcome
-from backquant.conformance.page import to_markdown
 from backquant.conformance.run import script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -157,10 +156,9 @@ def main() -> None:
     )
     page = ENGINES.read_text(encoding="utf-8")
     for one in (*ours, *pytorch):
-        text = to_markdown(one.run)
-        page = replaced(page, one.page, section(one.page, text))
+        page = replaced(page, one.page, section(one.page, one.run))
         table = PAGES / "entries" / f"{one.page}.csv"
-        table.write_text(entries(text), encoding="utf-8")
+        table.write_text(entries(one.run), encoding="utf-8")
     ENGINES.write_text(page, encoding="utf-8")
     made = {"README.md": list(index(ours, pytorch, options.rounds))}  # reads the rows that stay
     if len(pytorch) == len(PYTORCH):

@@ -8,44 +8,58 @@ from __future__ import annotations
 
 import csv
 import io
-import re
-from collections.abc import Iterator
+
+from backquant.conformance import Conformance
+from backquant.conformance.case import Verdict
+from backquant.conformance.results import REASONS, Tally, short
 
 SHOWN = 2  # entries of a reason
 MOST = 2  # reasons below a heading
 COLUMNS = ("entry", "dtypes", "result", "kernel", "reason")
-_REASON = re.compile(
-    r"^- (?P<why>.*) \((?P<dtypes>[^()]*(?:\([^()]*\)[^()]*)*)\): (?P<names>`.*`)$"
-)
 
 
-def section(page: str, text: str) -> str:
+def section(page: str, run: Conformance) -> str:
     """``## page``, and below it what people read."""
-    title, about, counts, rest = _parts(text)
-    lines = [f"## {page}", "", f"{title}. {about}", "", " ".join([counts, *rest]), ""]
-    for heading, reasons in _reasons(text).items():
-        lines += [f"{heading}:", ""]
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    title = f"{run.backend} on {run.engine}: {run.verdict}"
+    part = "" if run.complete else "; the time was up before all cases were run"
+    lines = [f"## {page}", "", f"{title}. {versions}; {run.date}, seed {run.seed}{part}.", ""]
+    lines += [" ".join(_counts(run)), ""]
+    for heading, verdicts in REASONS:
+        reasons = _reasons(run, verdicts)
+        lines += [f"{heading}:", ""] if reasons else []
         for why, names in list(reasons.items())[:MOST]:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             lines.append(f"- {why}: {', '.join(f'`{name}`' for name in names[:SHOWN])}{more}")
         if len(reasons) > MOST:
             lines.append(f"- {len(reasons) - MOST} other reasons")
-        lines.append("")
+        lines += [""] if reasons else []
     return "\n".join([*lines, f"All entries: [{page}.csv](entries/{page}.csv)."]) + "\n"
 
 
-def _reasons(text: str) -> dict[str, dict[str, list[str]]]:
-    """By heading: each reason, whatever the dtypes, with its entries."""
-    headings: dict[str, dict[str, list[str]]] = {}
-    for line in text.splitlines():
-        if line.startswith("## "):
-            heading = line[3:]
-        elif found := _REASON.match(line):
-            names = headings.setdefault(heading, {}).setdefault(found["why"].partition(";")[0], [])
-            names += [
-                name for name in re.findall(r"`([^`]*)`", found["names"]) if name not in names
-            ]
-    return headings
+def _counts(run: Conformance) -> list[str]:
+    counts = [f"{v.value} {run.counts[v]:,}" for v in Verdict if run.counts[v]]
+    words = [f"Cases: {', '.join(counts)}."]
+    if run.computed:
+        worst = f"{run.worst:g} step{'' if run.worst == 1 else 's'}"
+        words.append(
+            f"{run.bit_equal:.3%} of the integers equal the integer reference's; the worst is {worst} off."
+        )
+    return words
+
+
+def _reasons(run: Conformance, verdicts: tuple[Verdict, ...]) -> dict[str, list[str]]:
+    """Each reason, whatever the dtypes, with its entries."""
+    reasons: dict[str, list[str]] = {}
+    for tally in run.tallies.values():
+        if tally.verdict in verdicts:
+            names = reasons.setdefault(_why(tally).partition(";")[0], [])
+            names += [name for name in [short(tally.pattern)] if name not in names]
+    return reasons
+
+
+def _why(tally: Tally) -> str:
+    return f"{tally.verdict.value}: {tally.why}"
 
 
 def replaced(page: str, name: str, new: str) -> str:
@@ -57,35 +71,15 @@ def replaced(page: str, name: str, new: str) -> str:
     return page[:begin] + new + (page[end:] if end >= 0 else "")
 
 
-def entries(text: str) -> str:
+def entries(run: Conformance) -> str:
     """The CSV."""
-    reasons = {}
-    for found in filter(None, map(_REASON.match, text.splitlines())):
-        for name in re.findall(r"`([^`]*)`", found["names"]):
-            reasons[name, found["dtypes"]] = found["why"]
     written = io.StringIO()
     rows = csv.writer(written, lineterminator="\n")
     rows.writerow(COLUMNS)
-    for name, dtypes, result, kernel in _rows(text):
-        rows.writerow((name, dtypes, result, kernel, reasons.get((name, dtypes), "")))
+    told = [verdict for _, verdicts in REASONS for verdict in verdicts]
+    for tallies in run.claims().values():
+        kernel = next((tally.kernel for tally in tallies if tally.kernel), "")
+        for one in tallies:
+            why = _why(one) if one.verdict in told else ""
+            rows.writerow((short(one.pattern), one.dtypes, one.result, kernel, why))
     return written.getvalue()
-
-
-def _parts(text: str) -> tuple[str, str, str, list[str]]:
-    """Title, versions, counts in one line, and how near the integers are where any were computed."""
-    lines = text.splitlines()
-    counts = re.findall(r"^\| ([^|]+) \| ([\d,]+) \|$", text.partition("\n## ")[0], re.MULTILINE)
-    summed = ", ".join(f"{name} {count}" for name, count in counts)
-    near = [line.partition(" ✔")[0] for line in lines if "of the integers equal" in line]
-    return lines[0].removeprefix("# "), lines[2], f"Cases: {summed}.", near
-
-
-def _rows(text: str) -> Iterator[tuple[str, str, str, str]]:
-    for block in re.split(r"^## (?=\d[\d,]* entr)", text, flags=re.MULTILINE)[1:]:
-        dtypes = re.findall(r"^\(\d+\) (.*?)\s*$", block, re.MULTILINE)
-        dtypes = dtypes or [block.splitlines()[0].partition(": ")[2]]
-        for line in block.splitlines():
-            if line.startswith("| `"):
-                name, *cells, kernel = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-                for dtype, cell in zip(dtypes, cells, strict=True):
-                    yield name.strip("`"), dtype, cell, kernel.replace("\\|", "|")

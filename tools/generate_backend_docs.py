@@ -28,7 +28,7 @@ from backquant.backend_config.tables import (  # noqa: E402
     slower_lines,
     support_rows,
 )
-from backquant.markup import markdown  # noqa: E402
+from backquant.pages.markup import markdown  # noqa: E402
 from backquant.reason_codes import ReasonCode  # noqa: E402
 
 COMMAND = "python tools/generate_backend_docs.py"

@@ -20,7 +20,6 @@ from torch import nn
 import backquant
 from backquant.backend_config import BackendConfig
 from backquant.cli import main as command
-from backquant.report.html import save_html
 
 EXAMPLE = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8)
 BACKENDS = {  # by target
@@ -135,6 +134,6 @@ def writer(kind: str) -> Callable[[Path], object]:
     model = quantized("x86")
     return {
         "save": lambda path: backquant.save(model, path),
-        "report": lambda path: save_html(model.report, path),
+        "report": model.report.save_html,
         "compile": lambda _: model.compile(EXAMPLE),
     }[kind]

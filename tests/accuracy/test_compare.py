@@ -57,7 +57,7 @@ def test_a_metric_is_measured_on_both_models(cases: dict[str, Case]) -> None:
     metric = lambda model: float(model(case.data[0]).detach().abs().mean())  # noqa: E731
     found = backquant.compare(case.model, case.quantized, case.data, metric=metric)
     assert found.metric == (metric(case.model), metric(case.quantized))
-    assert "metric: " in str(found)
+    assert "  metric  " in str(found)
 
 
 def refused(name: str, cases: dict[str, Case]) -> None:

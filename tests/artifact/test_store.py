@@ -367,7 +367,7 @@ def test_sums_that_would_saturate_here_are_refused(
 def test_a_description_reads_no_tensor(
     quantized: QuantizedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from backquant.report.text import render
+    from backquant.pages.text import render
 
     backquant.save(quantized, tmp_path / "model.bq")
     monkeypatch.setattr("backquant.artifact.store.read_file", None)
@@ -375,7 +375,7 @@ def test_a_description_reads_no_tensor(
     assert description.backend == "x86" and description.report == quantized.report
     assert sum(description.kernels.values()) == len(quantized.kernels)
     assert json.loads(json.dumps(description.to_dict()))["versions"]["torch"] == torch.__version__
-    text = render(description.renderable(), width=100)
+    text = render(description.render(), description.report.document(), width=100)
     assert text.startswith(str(tmp_path / "model.bq")[:40])
 
 

@@ -38,6 +38,9 @@ from backquant.backend_config.declared import Declared, declared
 from backquant.backend_config.dtypes import TensorDType
 from backquant.errors import SpecError
 from backquant.nn.quantized import reference
+from backquant.pages.html import to_html
+from backquant.pages.markdown import to_markdown
+from backquant.pages.text import render
 
 MINMAX = QuantDefault("minmax")
 GRAPH = GraphPattern(["x", "by"], {"out": (torch.mul, "x", "by")})
@@ -252,8 +255,8 @@ def test_a_field_is_seen(cls: type, field: Declared) -> None:
 
 
 def _shown(config: BackendConfig) -> list[str]:
-    lines = [*tables.default_lines(config), *tables.qdq_lines(config), *tables.slower_lines(config)]
-    return [*lines, tables.to_markdown(config), tables.to_html(config)]
+    shown = tables.document_of(config)
+    return [render(shown), to_markdown(shown), to_html(shown)]
 
 
 @pytest.mark.parametrize(("cls", "field"), _cases())

@@ -28,18 +28,18 @@ def test_tables_in_pipes_are_wide_and_not_folded(
     capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    console.emit(as_json=False, data=None, shown=wide_table())
+    console.emit(wide_table(), as_json=False, data=None)
     assert "x" * 60 in capsys.readouterr().out
 
 
 def test_columns_may_be_asked_for(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    console.emit(as_json=False, data=None, shown=wide_table())
+    console.emit(wide_table(), as_json=False, data=None)
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
 def test_lines_of_text_are_never_broken_in_pipes(capsys: Any) -> None:
-    console.emit(as_json=False, data=None, shown=Group(Text("z " * 300), wide_table()))
+    console.emit(Group(Text("z " * 300), wide_table()), as_json=False, data=None)
     assert capsys.readouterr().out.splitlines()[0] == ("z " * 300).rstrip()
 
 
@@ -51,10 +51,10 @@ def test_a_terminal_is_printed_to_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_json_is_valid_or_an_error(capsys: Any) -> None:
-    console.emit(as_json=True, data={"a": [1, None, "ü"]}, shown="")
+    console.emit("", as_json=True, data={"a": [1, None, "ü"]})
     assert json.loads(capsys.readouterr().out) == {"a": [1, None, "ü"]}
     with pytest.raises(ValueError, match="JSON"):
-        console.emit(as_json=True, data=float("nan"), shown="")
+        console.emit("", as_json=True, data=float("nan"))
 
 
 def test_notes_go_to_standard_error(capsys: Any) -> None:

@@ -35,7 +35,7 @@ def test_show(run: Run, backend: str) -> None:
 
 def test_show_says_the_defaults(run: Run) -> None:
     out = run("show", "x86").out
-    assert "\ndefaults\n  activation: histogram, reduced range\n" in out
+    assert "\nDefaults\nactivation: histogram, reduced range\n" in out
 
 
 def test_show_in_other_forms(run: Run) -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backquant.report.grouping import dtype_letters, kernel_counts, refusals, rules_differ
+from backquant.report.document import dtype_letters, rules_differ
 from backquant.report.model import ReasonRow, Report, Row
+from backquant.report.refusals import refusals
 
 NEAR, FAR = (
     ReasonRow("range", "a", "b", "fix 1", "config 1"),
@@ -40,7 +41,7 @@ def test_letters_in_order_of_first_use() -> None:
 
 
 def test_kernels_are_counted_per_call() -> None:
-    assert kernel_counts(Report("x86", kernels=("a", "b", "b"))) == {"b": 2, "a": 1}
+    assert Report("x86", kernels=("a", "b", "b")).kernel_counts == {"b": 2, "a": 1}
 
 
 def test_rules_for_types_are_not_worth_a_column() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from backquant.report.html import render_html, save_html
 from backquant.report.model import ObserverRow, ReasonRow, Report, Row
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -22,7 +21,7 @@ def page_of(**changes: object) -> str:
         Row("b", EVIL, "b", "float", ("a",), reasons=(ReasonRow("r", EVIL, "x", EVIL),)),
         Row("c", "relu", "", "float", ("b",), kernel="aten.clamp"),
     )
-    return render_html(replace(Report("x86", rows=rows), **changes))  # type: ignore[arg-type]
+    return replace(Report("x86", rows=rows), **changes).to_html()  # type: ignore[arg-type]
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -142,18 +141,18 @@ def test_the_summary_numbers() -> None:
     )
     parser = Balanced()
     parser.feed(page)
-    assert parser.text["b"][:4] == ["100.0%", "4.0×", "1 of 3", "v9"]
+    assert parser.text["b"][:4] == ["4.0× smaller", "10", "v9", "next"]
 
 
 def test_an_empty_report_is_a_page() -> None:
-    page = render_html(Report("x86"))
+    page = Report("x86").to_html()
     assert "<svg" in page and "reference model" in page
 
 
 def test_saving_makes_folders_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "report.html"
     for _ in range(2):
-        save_html(Report("x86"), target)
+        Report("x86").save_html(target)
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [p.name for p in target.parent.iterdir()] == ["report.html"]
 
@@ -165,6 +164,6 @@ def test_edges_lead_through_what_is_no_operator() -> None:
         Row("getitem", "operator.getitem", "", "not_tensor", ("attention",)),
         Row("fc", "Linear", "fc", "quantized", ("getitem",)),
     )
-    page = render_html(Report("x86", rows=rows))
+    page = Report("x86", rows=rows).to_html()
     assert 'data-from="attention" data-to="fc"' in page
     assert 'data-node="getitem"' not in page

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backquant.report.layout import BOX_WIDTH, MAX_BENDS, lay_out
+from backquant.pages.layout import BOX_WIDTH, MAX_BENDS, lay_out
 
 
 @st.composite

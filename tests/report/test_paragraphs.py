@@ -3,9 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from backquant.reason_codes import ReasonCode
-from backquant.report.grouping import refusals
 from backquant.report.model import ReasonRow, Report, Row
-from backquant.report.paragraphs import paragraphs
+from backquant.report.refusals import paragraphs, refusals
 
 BETWEEN = ReasonRow(ReasonCode.FLOAT_NEIGHBOURS, "quantized", "", place="x86, leave_float")
 

@@ -11,7 +11,6 @@ import pytest
 
 from backquant.conformance import Conformance
 from backquant.conformance.case import Verdict
-from backquant.conformance.page import to_markdown
 from backquant.conformance.results import Tally
 from tools import conformance_split
 
@@ -33,11 +32,10 @@ def run() -> Conformance:
 
 
 def test_a_section_and_all_entries() -> None:
-    text = to_markdown(run())
-    section = conformance_split.section("mine", text)
+    section = conformance_split.section("mine", run())
     assert section.startswith("## mine\n\nmine on engine: does not conform.")
     assert "off by 2 steps: `add`, `mul` and 2 more\n" in section
-    rows = list(csv.DictReader(conformance_split.entries(text).splitlines()))
+    rows = list(csv.DictReader(conformance_split.entries(run()).splitlines()))
     assert [row["entry"] for row in rows] == ["add", "mul", "sub", "neg", "relu"]
     assert rows[3]["reason"].endswith("off by 2 steps; twice") and not rows[4]["reason"]
     assert rows[4]["dtypes"] == "int8 (relu)"

@@ -14,15 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backquant.accuracy.comparison import Comparison, OperatorError
-from backquant.accuracy.html import comparison_page
 from backquant.backend_config import BackendConfig
-from backquant.backend_config.tables import to_html
+from backquant.backend_config.tables import document_of
 from backquant.conformance.case import Verdict
-from backquant.conformance.page_html import to_html as conformance_page
 from backquant.conformance.results import Conformance, Tally
 from backquant.errors import printable
-from backquant.markup import Assets, Element, page, tag
-from backquant.report.html import render_html
+from backquant.pages.html import to_html
+from backquant.pages.markup import Assets, Element, page, tag
 from backquant.report.model import ObserverRow, ReasonRow, Report, Row
 
 RUN = "document.title='ran';window.x=1"
@@ -107,12 +105,12 @@ def pages(text: str) -> dict[str, str]:
         reasons={Verdict.WRONG: text},
     )
     return {
-        "report": render_html(report(text)),
-        "compare": comparison_page(Comparison(text, model=text, rows=errors)),
-        "conformance": conformance_page(
-            Conformance(text, text, {text: text}, tallies={(text, text): wrong})
-        ),
-        "support": to_html(BackendConfig(text)),
+        "report": report(text).to_html(),
+        "compare": Comparison(text, model=text, rows=errors).to_html(),
+        "conformance": Conformance(
+            text, text, {text: text}, tallies={(text, text): wrong}
+        ).to_html(),
+        "support": to_html(document_of(BackendConfig(text))),
     }
 
 
@@ -131,7 +129,7 @@ def test_text_comes_back_as_text(text: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(ATTACKS) | st.text(max_size=6), max_size=4).map("".join))
 def test_data_for_the_script_stays_in_its_element(text: str) -> None:
-    written = page(text, Assets("report", (), "page.js", {text: [text]}))
+    written = page(text, Assets("pages", (), "page.js", {text: [text]}))
     reader = Reader(written)
     scripts = [attributes for name, attributes in reader.elements if name == "script"]
     assert scripts == [{"type": "application/json", "id": "data"}, {}]
@@ -170,7 +168,7 @@ def test_pages_of_hostile_names_have_no_elements_of_theirs(attack: str) -> None:
         assert not any(key.startswith("on") for key in names) and "src" not in names
         links = [attributes["href"] for _, attributes in reader.elements if "href" in attributes]
         assert all(str(link).startswith("#") for link in links)
-        assert ("Content-Security-Policy" in written) is (kind != "support")  # a part of a page
+        assert "Content-Security-Policy" in written
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium")

@@ -21,9 +21,8 @@ from backquant.errors import (
     printable,
     quoted,
 )
-from backquant.report.console import SafeConsole
+from backquant.pages.console import SafeConsole
 from backquant.report.model import Report, Row
-from backquant.report.text import render_text
 
 HOSTILE = st.sampled_from(
     [
@@ -112,7 +111,7 @@ def test_a_terminal_gets_no_command_of_a_name(text: str) -> None:
 @given(TEXTS)
 def test_a_report_shows_hostile_names(text: str) -> None:
     report = Report(text, rows=(Row(text, text, text, "float"),), notes=(text,), model=text)
-    assert not moves(render_text(report))
+    assert not moves(report.render())
 
 
 def test_styles_of_ours_reach_a_terminal() -> None:

@@ -199,3 +199,26 @@ def decibel_text(value: float) -> str:
     ('21.2 dB', '0.0 dB', 'exact')
     """
     return "exact" if math.isinf(value) and value > 0 else f"{round(value, 1) + 0.0:.1f} dB"
+
+
+_BEST, _WORST = 50.0, 10.0  # dB: from no colour to the full one
+#: What the colours of ``heat`` mean.
+SCALE = "none at 50 dB and more, full at 10 dB and less"
+
+
+def heat(sqnr: float) -> float:
+    """From 0 (no error to speak of) to 1.
+
+    >>> heat(60.0), heat(30.0), heat(-3.0), heat(-math.inf)
+    (0.0, 0.5, 1.0, 1.0)
+    """
+    return round(min(1.0, max(0.0, (_BEST - sqnr) / (_BEST - _WORST))), 3)
+
+
+def batch_count(count: int) -> str:
+    """How many batches, in words.
+
+    >>> batch_count(1), batch_count(2)
+    ('1 batch', '2 batches')
+    """
+    return f"{count} batch" + ("" if count == 1 else "es")

@@ -21,10 +21,14 @@ import torch
 
 from backquant.accuracy.comparison import finite
 from backquant.accuracy.figures import (
+    SCALE,
     ErrorSums,
     add_errors,
+    batch_count,
+    decibel_text,
     decibels,
     float_tensors,
+    heat,
     loss_of,
     merge_errors,
 )
@@ -35,6 +39,13 @@ from backquant.calibrate.group import ALONE, Ranks, in_turn
 from backquant.errors import UsageError
 from backquant.files import write_text
 from backquant.json_text import read_json
+from backquant.pages import Box, Card, Cell, Document, Graph, Note, Row, Section, Shown, Table
+
+_FEW = 20  # rows that text shows
+_MEANING = (
+    "SQNR of the outputs in dB, higher is better. Alone: with nothing else quantized; without: with all "
+    "others quantized; gain: what leaving it in float gives back."
+)
 
 
 @dataclass(frozen=True)
@@ -54,11 +65,12 @@ class GroupSensitivity:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Shown):
     """What each operator costs at the outputs; print it, ``to_dict``, or ``save_html``.
 
     >>> print(Sensitivity("x86", batches=1, sqnr=30.0))
     x86, 1 batch: SQNR 30.0 dB (higher is better) with everything quantized
+      groups    0 of operators that are quantized together
     """
 
     backend: str
@@ -78,21 +90,54 @@ class Sensitivity:
         data: dict[str, Any] = finite(asdict(self))
         return data
 
-    def __str__(self) -> str:
-        from backquant.accuracy.text import renderable
-        from backquant.report.text import render
+    def document(self) -> Document:
+        """The whole, the groups that cost most, and the graph by loss."""
+        model = f"{self.model} for " if self.model else ""
+        level = f"SQNR {decibel_text(self.sqnr)} (higher is better) with everything quantized"
+        ranking = self.ranking()
+        drawn = set(self.nodes)
+        heads = "operator, what, #SQNR alone, #SQNR without, #gain in float"
+        rows = [_row(group, next(filter(drawn.__contains__, group.nodes), "")) for group in ranking]
+        more = "more cost less: .to_dict() and .save_html() have all"
+        table = Table(Table.of(heads, []).columns, rows, _FEW, more)
+        return Document(
+            title=self.model or self.backend,
+            about=f"on {self.backend}: what each operator costs",
+            headline=f"{model}{self.backend}, {batch_count(self.batches)}: {level}",
+            cards=[Card("groups", str(len(ranking)), "of operators that are quantized together")],
+            parts=[
+                Section("What costs most", [Note(_MEANING), table] if rows else []),
+                Section("The graph", [self._graph()], in_text=False),
+            ],
+        )
 
-        return render(renderable(self))
+    def _graph(self) -> Graph:
+        of = {name: group for group in self.groups for name in group.nodes}
+        boxes = [_box(node, of.get(node)) for node in self.nodes]
+        ranked = (name for group in self.ranking() for name in group.nodes if name in self.nodes)
+        legend = {"": f"colour: SQNR with nothing else quantized, {SCALE}"}
+        return Graph(boxes, self.inputs, next(ranked, None), legend)
 
-    def to_html(self) -> str:
-        """One self-contained page that works offline."""
-        from backquant.accuracy.html import sensitivity_page
 
-        return sensitivity_page(self)
+def _row(group: GroupSensitivity, node: str) -> Row:
+    name = Cell(group.name, node=node, heat=heat(group.alone))
+    return Row((name, group.operator, *_numbers(group)), node)
 
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to ``path`` (under a temporary name first); ``UsageError`` where it cannot be."""
-        write_text(path, self.to_html(), "save_html(path)")
+
+def _numbers(group: GroupSensitivity) -> tuple[str, ...]:
+    return decibel_text(group.alone), decibel_text(group.without), f"{group.gain:+.1f} dB"
+
+
+def _box(node: str, group: GroupSensitivity | None) -> Box:
+    if group is None:
+        return Box(node, node, "stays float", details=[("outcome", "stays float")])
+    details = zip(
+        ("group", "operator", "SQNR alone", "SQNR without", "gain in float"),
+        (group.name, group.operator, *_numbers(group)),
+        strict=True,
+    )
+    alone = f"alone {decibel_text(group.alone)}"
+    return Box(node, node, alone, heat=heat(group.alone), details=list(details))
 
 
 @dataclass

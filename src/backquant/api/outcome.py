@@ -17,7 +17,7 @@ from backquant.accuracy.figures import MOST_LOSS, ErrorSums, bounded_loss, decib
 from backquant.calibrate.group import Ranks
 from backquant.errors import first_line, literal
 from backquant.figures import Figures
-from backquant.report.first import shortfall
+from backquant.report.words import shortfall
 from backquant.runtime import QuantizedModel
 
 Metric = Callable[[Any], float]

@@ -8,7 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -33,9 +33,6 @@ from backquant.report.model import Report
 from backquant.report.recorded import StoredReport
 from backquant.runtime import LoweredRecord, QuantizedModel
 from backquant.version import __version__
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> None:
@@ -261,19 +258,14 @@ class Description:
             "report": self.report.to_dict(),
         }
 
-    def renderable(self) -> RenderableType:
-        """What a person reads on a terminal."""
-        from rich.console import Group
-        from rich.text import Text
-
-        from backquant.report.text import renderable
-
+    def render(self) -> str:
+        """What a person reads on a terminal, before the report."""
         engine = "reference model" if self.engine is None else self.engine.describe()
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [f"{self.path}: {self.backend} on {engine}, written by {versions}"]
         lines += [f"  {self.digest}"]
         lines += [f"  {count:4d} × {kernel}" for kernel, count in self.kernels.items()]
-        return Group(Text("\n".join(lines)), Text(""), renderable(self.report))
+        return "\n".join(lines)
 
 
 def describe(path: str | os.PathLike[str]) -> Description:

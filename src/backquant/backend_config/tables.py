@@ -1,4 +1,4 @@
-"""Support tables of a backend as text, Markdown and HTML, made from its description.
+"""Support tables of a backend, made from its description.
 
 A row is a run of entries that differ in their operators only. Columns:
 
@@ -16,11 +16,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.declared import phrases, set_fields
 from backquant.backend_config.defaults import BackendDefaults, DefaultOverride
@@ -31,34 +26,13 @@ from backquant.backend_config.naming import operator_label
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.dtypes import Granularity
-from backquant.markup import Child, markdown, table, tag
+from backquant.pages import Document, Listing, Section, Table, letters_of
 
-#: Field of ``SupportRow`` → heading.
-COLUMNS = {
-    "operators": "operators",
-    "modes": "quantization",
-    "dtypes": "dtypes",
-    "per_channel": "per channel",
-    "fused_as": "fused as",
-    "qat": "QAT",
-    "reference": "reference",
-    "observation": "output qparams",
-}
 _OBSERVATIONS = {
     ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT: "own",
     ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT: "shared",
     ObservationType.INPUT_OUTPUT_NOT_OBSERVED: "none",
 }
-#: Heading → least width, for terminals.
-_TEXT_COLUMNS = {
-    "operators": 30,
-    "quantization": 11,
-    "dtypes": 6,
-    "per\nchannel": 7,
-    "becomes": 26,
-    "output\nqparams": 9,
-}
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)
@@ -81,7 +55,7 @@ class SupportRow:
         >>> row.to_dict()["operators"]
         ['torch.add']
         """
-        return {name: list(getattr(self, name)) for name in COLUMNS}
+        return {name: list(lines) for name, lines in vars(self).items()}
 
 
 def support_rows(config: BackendConfig) -> list[SupportRow]:
@@ -105,31 +79,37 @@ def support_rows(config: BackendConfig) -> list[SupportRow]:
     return rows
 
 
-def _title(config: BackendConfig) -> str:
+def document_of(config: BackendConfig) -> Document:
+    """The support table of a backend, with what it does by default.
+
+    >>> document_of(BackendConfig("mine")).headline
+    'mine: 0 patterns'
+    """
+    rows = support_rows(config)
+    letters = letters_of(text for row in rows for text in row.dtypes)
+    heads = "operators, quantization, dtypes, per channel, becomes, output qparams"
     engine = f", engine {config.engine}" if config.engine else ""
-    return f"{config.name}: {len(config.configs)} patterns{engine}"
+    return Document(
+        title=config.name,
+        headline=f"{config.name}: {len(config.configs)} patterns{engine}",
+        parts=[
+            Section("", [Listing("", [f"{letter}  {text}" for text, letter in letters.items()])]),
+            Table.of(heads, [["\n".join(cell) for cell in _cells(row, letters)] for row in rows]),
+            Section("Defaults", [Listing("", default_lines(config))]),
+            Section("Quantize and dequantize nodes", [Listing("", qdq_lines(config))]),
+            Section("Known to be slower on integers", [Listing("", slower_lines(config))]),
+        ],
+    )
 
 
-def _legend(rows: Iterable[SupportRow]) -> dict[str, str]:
-    """Dtype config → its letter, in order of first use."""
-    texts = dict.fromkeys(text for row in rows for text in row.dtypes)
-    return {text: _letter(index) for index, text in enumerate(texts)}
-
-
-def _letter(index: int) -> str:
-    """A … Z, then A2 … Z2, and so on."""
-    turn, position = divmod(index, len(_LETTERS))
-    return _LETTERS[position] + (str(turn + 1) if turn else "")
-
-
-def _cells(row: SupportRow, legend: dict[str, str]) -> Iterator[tuple[str, ...]]:
-    """The cells in the order of ``COLUMNS``, with letters for dtypes."""
-    for name in COLUMNS:
-        cell = getattr(row, name)
-        if name == "dtypes":
-            yield (", ".join(legend[text] for text in cell),)
-        else:
-            yield (", ".join(cell),) if name == "modes" else cell
+def _cells(row: SupportRow, letters: dict[str, str]) -> Iterator[Iterable[str]]:
+    modules = (("fused", row.fused_as), ("QAT", row.qat), ("ref.", row.reference))
+    yield row.operators
+    yield row.modes
+    yield (" ".join(letters[text] for text in row.dtypes),)
+    yield row.per_channel
+    yield (f"{label} {name}" for label, names in modules for name in names)
+    yield row.observation
 
 
 def _row(entry: BackendPatternConfig) -> SupportRow:
@@ -233,79 +213,3 @@ def slower_lines(config: BackendConfig) -> list[str]:
         f"{record.integer_us:g} µs on integers, {record.float_us:g} in float"
         for record in config.slower
     ]
-
-
-def to_text(config: BackendConfig) -> Group:
-    """The table for a terminal, with its legend: something ``rich.print`` shows.
-
-    The modules share one column, ``becomes``, so that it fits into 100 characters.
-
-    >>> from rich.console import Console
-    >>> Console(width=80).print(to_text(BackendConfig("mine")).renderables[0])
-    mine: 0 patterns
-    """
-    rows = support_rows(config)
-    legend = _legend(rows)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading, width in _TEXT_COLUMNS.items():
-        table.add_column(Text(heading), overflow="fold", min_width=width)
-    for row in rows:
-        table.add_row(*(Text("\n".join(cell)) for cell in _text_cells(row, legend)))
-    lines = [Text(f"{letter}  {text}") for text, letter in legend.items()]
-    return Group(Text(_title(config)), *lines, table)
-
-
-def _text_cells(row: SupportRow, legend: dict[str, str]) -> Iterator[tuple[str, ...]]:
-    modules = (("fused", row.fused_as), ("QAT", row.qat), ("ref.", row.reference))
-    yield row.operators
-    yield row.modes
-    yield (" ".join(legend[text] for text in row.dtypes),)
-    yield row.per_channel
-    yield tuple(f"{label} {name}" for label, names in modules for name in names)
-    yield row.observation
-
-
-def to_markdown(config: BackendConfig) -> str:
-    """Legend and table in Markdown (GitHub's form), without a heading.
-
-    >>> print(to_markdown(BackendConfig("mine")).splitlines()[0])
-    | operators | quantization | dtypes | per channel | fused as | QAT | reference | output qparams |
-    """
-    rows = support_rows(config)
-    legend = _legend(rows)
-    lines = [f"- **{letter}** {markdown(text)}" for text, letter in legend.items()]
-    lines += [""] if lines else []
-    lines += [_markdown_row(COLUMNS.values()), _markdown_row("---" for _ in COLUMNS)]
-    for row in rows:
-        cells = ("<br>".join(map(markdown, cell)) for cell in _cells(row, legend))
-        lines.append(_markdown_row(cells))
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def to_html(config: BackendConfig) -> str:
-    """Legend and table as an HTML fragment (``<div class="backquant-support">``), texts escaped.
-
-    >>> "&lt;b&gt;" in to_html(BackendConfig("<b>"))
-    True
-    """
-    rows = support_rows(config)
-    legend = _legend(rows)
-    terms = (
-        part for text, letter in legend.items() for part in (tag("dt", letter), tag("dd", text))
-    )
-    lines = (
-        tag("tr", *(tag("td", *_on_lines(cell)) for cell in _cells(row, legend))) for row in rows
-    )
-    support = table(
-        (tag("th", name, scope="col") for name in COLUMNS.values()), lines, _title(config)
-    )
-    return "".join(tag("div", tag("dl", *terms), support, class_="backquant-support").written())
-
-
-def _on_lines(texts: Iterable[str]) -> Iterator[Child]:
-    for at, text in enumerate(texts):
-        yield from (tag("br"), text) if at else (text,)

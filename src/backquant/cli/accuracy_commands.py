@@ -13,9 +13,7 @@ from backquant.cli.model_commands import Allow, Html, Inputs, Json, Model, Timeo
 from backquant.errors import UsageError
 
 if TYPE_CHECKING:
-    from backquant.accuracy.comparison import Comparison
-    from backquant.accuracy.search.result import SearchResult
-    from backquant.accuracy.sensitivity import Sensitivity
+    pass
 
 
 Data = Annotated[
@@ -70,7 +68,7 @@ def compare(
             progress=not as_json,
         )
         save_page(found, html)
-    _emit(found, as_json)
+    emit(found.document(), as_json=as_json, data=found.to_dict())
 
 
 def sensitivity(
@@ -113,7 +111,7 @@ def sensitivity(
         if rank_in(group):
             return  # the first one says what all found
         save_page(found, html)
-    _emit(found, as_json)
+    emit(found.document(), as_json=as_json, data=found.to_dict())
 
 
 def search(
@@ -186,15 +184,6 @@ def search(
             return  # the first one says what all found
         backquant.save(found.model, output)
         save_page(found, html)
-    _emit(found, as_json)
+    emit(found.document(), as_json=as_json, data=found.to_dict())
     if not found.met or found.stopped:
         raise typer.Exit(1)
-
-
-def _emit(found: Comparison | Sensitivity | SearchResult, as_json: bool) -> None:
-    from backquant.accuracy.search.result import SearchResult
-    from backquant.accuracy.search.text import renderable as search_text
-    from backquant.accuracy.text import renderable
-
-    shown: Any = search_text(found) if isinstance(found, SearchResult) else renderable(found)
-    emit(as_json=as_json, data=found.to_dict(), shown=shown)

@@ -69,5 +69,5 @@ def conform(
             examples=imported(examples, "examples") if examples else None,
             progress=progress,
         )
-    emit(as_json=as_json, data=found.to_dict(), shown=str(found))
+    emit(found.document(), as_json=as_json, data=found.to_dict())
     stop(DONE if found.conforms else NO)

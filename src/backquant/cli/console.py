@@ -20,7 +20,7 @@ import typer
 from backquant.errors import BackquantError, CoverageError, UsageError
 
 if TYPE_CHECKING:  # rich takes longer to import than a command without tables runs
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 DONE, NO, USAGE = 0, 1, 2
 WIDTH = 140  # of tables in files and pipes; COLUMNS overrides it
@@ -28,31 +28,29 @@ WIDTH = 140  # of tables in files and pipes; COLUMNS overrides it
 
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as the terminal, or ``WIDTH`` columns where there is none."""
-    from backquant.report.console import SafeConsole
+    from backquant.pages.console import SafeConsole
 
     stream = sys.stderr if stderr else sys.stdout
     fixed = not stream.isatty() and "COLUMNS" not in os.environ
     return SafeConsole(file=stream, width=WIDTH if fixed else None, highlight=False)
 
 
-def print_parts(target: Console, shown: RenderableType) -> None:
+def print_parts(target: Console, *shown: object) -> None:
     """Print tables as wide as ``target``; lines of text are wrapped on terminals only."""
+    from backquant.pages.text import render, renderable
+
     if target.is_terminal:
-        target.print(shown)
-        return
-    from backquant.report.text import render
-
-    target.file.write(render(shown, width=target.width) + "\n")
+        target.print(renderable(*shown))
+    else:
+        target.file.write(render(*shown, width=target.width) + "\n")
 
 
-def emit(*, as_json: bool, data: Any, shown: RenderableType) -> None:
-    """Print ``data`` as JSON, or what a person reads, on standard output. Text is text, without markup."""
+def emit(*shown: object, as_json: bool, data: Any) -> None:
+    """Print ``data`` as JSON, or what a person reads, on standard output: documents, their parts, texts."""
     if as_json:
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        from rich.text import Text
-
-        print_parts(console(), Text(shown) if isinstance(shown, str) else shown)
+        print_parts(console(), *shown)
 
 
 def note(text: str) -> None:

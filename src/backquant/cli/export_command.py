@@ -84,7 +84,7 @@ def export(
                 overwrite=force,
                 options=options,
             )
-    emit(as_json=as_json, data=exported.to_dict(), shown=exported.renderable())
+    emit(exported.render(), as_json=as_json, data=exported.to_dict())
 
 
 def beside(artifact: Path, to: str | None) -> Path:

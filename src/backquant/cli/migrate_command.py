@@ -43,7 +43,7 @@ def migrate(
         note(report_text(migration))
     else:
         data = migration.to_dict() | ({"diff": migration.diff()} if diff else {})
-        emit(as_json=as_json, data=data, shown=report_text(migration))
+        emit(report_text(migration), as_json=as_json, data=data)
     left = not migration.is_clean if check or diff else bool(migration.findings)
     stop(NO if left else DONE)
 

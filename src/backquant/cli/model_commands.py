@@ -14,8 +14,6 @@ from backquant.errors import UsageError
 from backquant.files import is_folder, write_text
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from backquant.backend_config import BackendConfig
     from backquant.calibrate.checkpoint import Checkpoint
     from backquant.deploy import Target
@@ -106,7 +104,7 @@ def explain(
             )
         report = backquant.explain(module, example, backend=config)
         save_page(report, html)
-    emit(as_json=as_json, data=report.to_dict(), shown=_shown(report, table=table))
+    emit(*_shown(report, table=table), as_json=as_json, data=report.to_dict())
 
 
 def quantize(
@@ -191,9 +189,6 @@ def quantize(
     as_json: Json = False,
 ) -> None:
     """Quantize a model and write one file that runs without its code."""
-    from rich.console import Group
-    from rich.text import Text
-
     import backquant
     from backquant.calibrate.progress import spinner
     from backquant.cli.backends import sound_backend
@@ -217,7 +212,7 @@ def quantize(
                 Path(model), output, to, asked, group_size, data, recipe, batch_size,
                 force=force, quiet=as_json,
             )  # fmt: skip
-            emit(as_json=as_json, data=done.to_dict(), shown=str(done))
+            emit(str(done), as_json=as_json, data=done.to_dict())
             return
     with guarded(as_json=as_json), launched(timeout) as group:
         _check_output(output, force)
@@ -251,8 +246,11 @@ def quantize(
                 module, files, output, given, allow=allowed, **options
             )
             save_page(report, html)
-            shown = Group(Text(f"wrote {output}"), Text(""), _renderable(report))
-            emit(as_json=as_json, data=written(output, report), shown=shown)
+            emit(
+                *(f"wrote {output}", "", report.document()),
+                as_json=as_json,
+                data=written(output, report),
+            )
             return
         if exported_to is not None:
             _check_operators(module, given, batches, config, find_target(to, exported_to))
@@ -282,8 +280,8 @@ def quantize(
     shown = _summary(quantized, output)
     if exported is not None:
         data_out["exported"] = exported.to_dict()
-        shown = Group(shown, Text(""), exported.renderable())
-    emit(as_json=as_json, data=data_out, shown=shown)
+        shown += ["", exported.render()]
+    emit(*shown, as_json=as_json, data=data_out)
 
 
 def _checkpoint(folder: Path | None, every: int, resume: bool) -> Checkpoint | None:
@@ -333,15 +331,13 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Print what a saved model holds: engine, kernels, what stays float. Reads no tensor."""
-    from rich.console import Group
-
     from backquant.artifact import describe
 
     with guarded(as_json=as_json):
         description = describe(artifact)
         save_page(description.report, html)
-    shown = [description.renderable(), *([_table(description.report)] if table else [])]
-    emit(as_json=as_json, data=description.to_dict(), shown=Group(*shown))
+    shown = [description.render(), "", *_shown(description.report, table=table)]
+    emit(*shown, as_json=as_json, data=description.to_dict())
 
 
 def save_page(report: Page, html: Path | None) -> None:
@@ -355,34 +351,14 @@ def save_page(report: Page, html: Path | None) -> None:
     write_text(html, report.to_html(), "--html")
 
 
-def _renderable(report: Report) -> Any:
-    from backquant.report.text import renderable
-
-    return renderable(report)
+def _shown(report: Report, *, table: bool) -> list[object]:
+    return [report.document(), *(["", report.operators_section()] if table else [])]
 
 
-def _table(report: Report) -> Group:
-    from rich.console import Group
-    from rich.text import Text
-
-    from backquant.report.text import table_parts
-
-    return Group(Text(""), *table_parts(report))
-
-
-def _shown(report: Report, *, table: bool) -> Group:
-    from rich.console import Group
-
-    return Group(_renderable(report), *([_table(report)] if table else []))
-
-
-def _summary(quantized: QuantizedModel, output: Path) -> Group:
-    from rich.console import Group
-    from rich.text import Text
-
-    from backquant.report.share import human_bytes
+def _summary(quantized: QuantizedModel, output: Path) -> list[object]:
+    from backquant.report.words import human_bytes
 
     size = human_bytes(output.stat().st_size)
     tensors = human_bytes(quantized.report.quantized_bytes)
     words = f"\nwritten: {output} ({size}: {tensors} of weights, and graph and report)"
-    return Group(_renderable(quantized.report), Text(words, style="bold"))
+    return [quantized.report.document(), words]

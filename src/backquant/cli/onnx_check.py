@@ -42,7 +42,7 @@ def check_file(path: str, target: str | None, *, as_json: bool) -> None:
     lines = [*_lines(found), f"{path}, for {target}: {total}"]
     data: dict[str, Any] = {"file": path, "target": target}
     data |= {"findings": [finding.to_dict() for finding in found], **counts}
-    emit(as_json=as_json, data=data, shown="\n".join(lines))
+    emit("\n".join(lines), as_json=as_json, data=data)
     stop(NO if counts["error"] else DONE)
 
 

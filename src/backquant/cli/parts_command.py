@@ -69,7 +69,7 @@ def quantize_parts(
         )
         backquant.save_parts(made, output, allow=tuple(allow or ()))
     emit(
+        f"wrote {output}\n\n{made}",
         as_json=as_json,
         data={"folder": str(output), **made.to_dict()},
-        shown=f"wrote {output}\n\n{made}",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,21 +44,17 @@ class SchemaOf(str, Enum):
 
 def backends(as_json: Json = False) -> None:
     """List the backends that are found by name, and which of their engines run here."""
-    from rich.table import Table
-    from rich.text import Text
-
     from backquant.cli.engines import engine_here
     from backquant.cli.listed import listed_backends
+    from backquant.pages import Table
 
     with guarded(as_json=as_json):
         rows = [
             {**backend._asdict(), "runs_here": engine_here(backend.engine)}
             for backend in listed_backends()
         ]
-    table = Table("backend", "engine", "entries", "runs here", show_edge=False)
-    for row in rows:
-        table.add_row(*(Text("–" if cell is None else str(cell)) for cell in row.values()))
-    emit(as_json=as_json, data=rows, shown=table)
+    cells = [["–" if cell is None else str(cell) for cell in row.values()] for row in rows]
+    emit(Table.of("backend, engine, #entries, runs here", cells), as_json=as_json, data=rows)
 
 
 def show(
@@ -68,26 +64,15 @@ def show(
     allow: Allow = None,
 ) -> None:
     """Print what a backend supports, operator by operator, and its default observers."""
-    from rich.console import Group
-    from rich.text import Text
-
     from backquant.backend_config import tables
     from backquant.cli.backends import load_backend
     from backquant.cli.engines import engine_here
+    from backquant.pages.html import to_html
+    from backquant.pages.markdown import to_markdown
 
     with guarded(as_json=as_json):
         config = load_backend(backend, allow)
-        shown: Any
-        if form is Format.text:
-            shown = Group(
-                tables.to_text(config),
-                *_listed("defaults", tables.default_lines(config)),
-                *_listed("quantize and dequantize nodes", tables.qdq_lines(config)),
-                *_listed("known to be slower on integers", tables.slower_lines(config)),
-            )
-        else:
-            render = tables.to_markdown if form is Format.markdown else tables.to_html
-            shown = Text(render(config).rstrip())
+        shown = tables.document_of(config)
         rows = [row.to_dict() for row in tables.support_rows(config)]
     data = {
         "name": config.name,
@@ -98,15 +83,9 @@ def show(
         "qdq": tables.qdq_lines(config),
         "slower": tables.slower_lines(config),
     }
-    emit(as_json=as_json, data=data, shown=shown)
-
-
-def _listed(heading: str, lines: list[str]) -> Iterator[Any]:
-    from rich.text import Text
-
-    if lines:
-        yield Text(f"\n{heading}")
-        yield from (Text(f"  {line}") for line in lines)
+    forms = {Format.markdown: to_markdown, Format.html: to_html}
+    text = forms[form](shown).rstrip() if form in forms else shown
+    emit(text, as_json=as_json, data=data)
 
 
 def diff(a: Backend, b: Backend, as_json: Json = False, allow: Allow = None) -> None:
@@ -115,7 +94,7 @@ def diff(a: Backend, b: Backend, as_json: Json = False, allow: Allow = None) -> 
 
     with guarded(as_json=as_json):
         difference = load_backend(a, allow).diff(load_backend(b, allow))
-    emit(as_json=as_json, data=difference.to_dict(), shown=difference.render())
+    emit(difference.render(), as_json=as_json, data=difference.to_dict())
     stop(NO if difference else DONE)
 
 
@@ -149,7 +128,7 @@ def check(
     total = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items())
     lines = [*_finding_lines(found), f"{spec}: {total}"]
     data = {"spec": spec, "findings": [finding.to_dict() for finding in found], **counts}
-    emit(as_json=as_json, data=data, shown="\n".join(lines))
+    emit("\n".join(lines), as_json=as_json, data=data)
     stop(NO if counts["error"] else DONE)
 
 
@@ -178,4 +157,4 @@ def schema(
     from backquant.cli.listed import artifact_schema, published_schema
 
     data = published_schema() if of is SchemaOf.BACKEND else artifact_schema()
-    emit(as_json=True, data=data, shown="")
+    emit("", as_json=True, data=data)

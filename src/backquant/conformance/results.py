@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +12,29 @@ from typing import Any
 
 from backquant.conformance.case import FAILURES, Outcome, Verdict
 from backquant.files import write_text
+from backquant.pages import Card, Cell, Document, Listing, Note, Part, Section, Shown, Table
 
+_MARKS = {
+    Verdict.CONFORMS: "✔",
+    Verdict.TOO_NARROW: "✔ (too narrow)",
+    Verdict.WRONG: "✘ wrong",
+    Verdict.REFUSED_BY_ENGINE: "✘ refused by engine",
+    Verdict.NOT_INTEGER: "✘ not integer",
+    Verdict.UNPREDICTABLE: "✘ unpredictable",
+    Verdict.UNTRIED: "– not tried",
+}
+#: What a page says of claims, in its order: those that fail, limits that the engine does not have, the rest.
+REASONS = (
+    ("What fails", tuple(FAILURES)),
+    ("What is refused, and the engine computes rightly", (Verdict.TOO_NARROW,)),
+    ("Not tried", (Verdict.UNTRIED,)),
+)
+_HOW_TO_READ = (
+    "✔ exact: all of the integers are the reference's; ✔ ≤ n: off by at most n steps, which the description "
+    "states (results in float: 255ths of their range); too narrow: what the description refuses, the engine "
+    "computes rightly."
+)
+_FEW = 20  # reasons that text shows
 _KEPT = 2_000  # outcomes that are kept whole; the counts know all of them
 
 
@@ -59,6 +83,24 @@ class Tally:
         return next(each for each in order if self.verdicts[each])
 
     @property
+    def result(self) -> str:
+        """The verdict as a cell of a table, such as ``✔ ≤ 1``."""
+        text = _MARKS[self.verdict]
+        if self.verdict in (Verdict.CONFORMS, Verdict.TOO_NARROW) and self.elements:
+            off = " exact" if not self.different else f" ≤ {self.worst:.2g}"
+            text = text.replace("✔", f"✔{off}")
+        if self.verdict is Verdict.UNTRIED and self.verdicts[Verdict.CONFORMS]:
+            text = f"– not run; {self.verdicts[Verdict.CONFORMS]} refusals hold"
+        return text
+
+    @property
+    def tone(self) -> str:
+        """The colour of the verdict."""
+        if self.verdict in FAILURES:
+            return "bad"
+        return "none" if self.verdict is Verdict.UNTRIED else "good"
+
+    @property
     def kernel(self) -> str:
         """The kernel that most cases ran on."""
         return next((name for name, _ in self.kernels.most_common(1)), "")
@@ -81,7 +123,7 @@ class Tally:
 
 
 @dataclass
-class Conformance:
+class Conformance(Shown):
     """Whether an engine does what a description says of it.
 
     ``tallies``: counts by claim, pattern and dtypes. ``outcomes``: the cases that do not conform.
@@ -182,25 +224,100 @@ class Conformance:
             "outcomes": [each.to_dict() for each in self.outcomes],
         }
 
-    def __str__(self) -> str:
-        from backquant.conformance.text import to_text
+    def document(self) -> Document:
+        """The counts, what fails for which reason, and a matrix of entries and dtypes."""
+        title = f"{self.backend} on {self.engine}"
+        conforming = f"{self.counts[Verdict.CONFORMS]:,} of {self.cases:,} cases conform"
+        return Document(
+            title=title,
+            about=self.verdict,
+            headline=f"{title}: {self.verdict}; {conforming}",
+            tone="good" if self.conforms and self.computed else "" if self.conforms else "bad",
+            cards=list(self._cards()),
+            parts=[*self._reasons(), *self._blocks()],
+        )
 
-        return to_text(self)
+    @property
+    def verdict(self) -> str:
+        """The result in a few words.
 
-    def save_html(self, path: str | Path) -> None:
-        """Write the page that a person reads; ``UsageError`` where it cannot be."""
-        from backquant.conformance.page_html import to_html
+        >>> Conformance("my_npu", "none", {}).verdict
+        'nothing was computed'
+        """
+        if not self.conforms:
+            return "does not conform"
+        return "conforms" if self.computed else "nothing was computed"
 
-        write_text(path, to_html(self), "save_html(path)")
+    def _cards(self) -> Iterator[Card]:
+        yield from (Card(v.value, f"{n:,}", "cases") for v, n in self.counts.most_common())
+        exact = sum(tally.elements for tally in self.tallies.values() if tally.exact)
+        if exact:
+            yield Card("of the integers equal", f"{self.bit_equal:.3%}", f"of {exact:,}")
+            yield Card("worst", f"{self.worst:g} step{'' if self.worst == 1 else 's'}", "off")
+        if self.conforms and not self.computed and self.tallies:
+            words = "refusals were tried; what is supported has no engine here"
+            yield Card("nothing was computed", "", words)
+        if not self.complete:
+            yield Card(
+                "not complete", "", "the time was up before all cases were run; resume goes on"
+            )
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        yield Card("versions", "", f"{versions}; {self.date}, seed {self.seed}")
 
-    def save_markdown(self, path: str | Path) -> None:
-        """Write the same as Markdown."""
-        from backquant.conformance.page import to_markdown
+    def _reasons(self) -> Iterator[Part]:
+        """For each heading, the claims below it; those with the same reason are one row."""
+        for title, verdicts in REASONS:
+            groups: dict[tuple[str, str, str], list[str]] = {}
+            for tally in self.tallies.values():
+                if tally.verdict in verdicts:
+                    key = (tally.verdict.value, tally.why, tally.dtypes)
+                    groups.setdefault(key, []).append(short(tally.pattern))
+            rows = [(*key, ", ".join(patterns)) for key, patterns in groups.items()]
+            yield Section(title, [Table.of("verdict, why, dtypes, `entries", rows, few=_FEW)])
 
-        write_text(path, to_markdown(self), "save_markdown(path)")
+    def _blocks(self) -> Iterator[Part]:
+        """Entries and dtypes: a table for all entries that claim the same dtype configs."""
+        blocks: dict[tuple[str, ...], list[list[Tally]]] = {}
+        for tallies in self.claims().values():
+            blocks.setdefault(tuple(tally.dtypes for tally in tallies), []).append(tallies)
+        if self.computed:
+            yield Section("Entries", [Note(_HOW_TO_READ)], in_text=False)
+        for dtypes, rows in blocks.items():
+            number = f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'}"
+            names = [f"({at})" for at in range(1, len(dtypes) + 1)]
+            one = len(dtypes) == 1
+            heads = ", ".join(["`entry", *(["result"] if one else names), "kernel"])
+            legend = [] if one else list(map(" ".join, zip(names, dtypes, strict=True)))
+            yield Section(
+                f"{number}: {dtypes[0] if one else f'{len(dtypes)} dtype configs'}",
+                [Listing("", legend), Table.of(heads, [_cells(row) for row in rows])],
+                in_text=False,
+            )
+
+    def claims(self) -> dict[str, list[Tally]]:
+        """The claims of each pattern; their dtypes are in one order for all.
+
+        >>> claims = [("add", "int8"), ("mul", "int8"), ("add", "uint8")]
+        >>> list(Conformance("x", "x", {}, tallies={c: Tally(*c) for c in claims}).claims())
+        ['add', 'mul']
+        """
+        found: dict[str, list[Tally]] = {tally.pattern: [] for tally in self.tallies.values()}
+        order = {tally.dtypes: at for at, tally in reversed([*enumerate(self.tallies.values())])}
+        for tally in sorted(self.tallies.values(), key=lambda one: order[one.dtypes]):
+            found[tally.pattern].append(tally)
+        return found
 
     def save_json(self, path: str | Path) -> None:
         """Write everything as data."""
-        import json
-
         write_text(path, json.dumps(self.to_dict(), indent=1, allow_nan=False), "save_json(path)")
+
+
+def short(pattern: str) -> str:
+    """The pattern without the names of packages: ``nn.ReLU(nn.Conv2d)``."""
+    return re.sub(r"\b(torch|backquant)\.(?=nn\b)", "", pattern).replace("nn.functional.", "F.")
+
+
+def _cells(tallies: list[Tally]) -> list[str | Cell]:
+    kernel = next((tally.kernel for tally in tallies if tally.kernel), "")
+    results = [Cell(tally.result, tally.tone, tally.why) for tally in tallies]
+    return [short(tallies[0].pattern), *results, kernel]

@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backquant.dtypes import QParams
 from backquant.match.plan import Reason
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _SHOWN = 3
 ON_KERNELS = "on integer kernels"
@@ -149,12 +146,9 @@ multiply-adds
             "sqnr": dict(self.sqnr),
         }
 
-    def renderable(self) -> RenderableType:
+    def render(self) -> str:
         """What a person reads on a terminal."""
-        from rich.console import Group
-        from rich.text import Text
-
-        return Group(*(Text(line) for line in self._lines()))
+        return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         yield str(self)

@@ -11,8 +11,8 @@ from torch import fx
 
 from backquant.convert import ReferenceModel
 from backquant.operators import moves_values
-from backquant.report.model import ObserverRow
 from backquant.report.observers import weight_rows
+from backquant.report.rows import ObserverRow
 
 _NO_OPERATOR = (
     getattr,

@@ -1,241 +1,39 @@
-"""The report as data: what became of every operator, and why. Rendered by the siblings of this file.
-
-Invariants
-
-1. One row per operator of the fused graph, in graph order; behind that of a standalone module come
-   those of the operators in it.
-2. A row that stays float has at least one reason.
-3. Totals are sums over the rows; nothing is counted that has no row.
-4. Before lowering, a share is that of the plan; after it, of the kernels that were recorded: what the
-   plan quantizes and no kernel runs is ``unlowered``, and computes in float.
-5. What is not counted is not done: a share in which an operator's count is missing is not a number.
-"""
+"""The report: its rows and totals, read from and written as data, and shown."""
 
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from backquant.figures import Figures
+from backquant.pages import Document, Section, Shown
+from backquant.report.document import document_of, operators_of
+from backquant.report.rows import Facts, ObserverRow, ReasonRow, Row
 
-_FLOAT_KERNELS = frozenset(
-    {"backquant.attention"}
-)  # of what is float in the plan, whatever they multiply
-
-
-@dataclass(frozen=True)
-class ReasonRow:
-    """Why something was refused: the rule, what was asked, what is admitted, and the fix in code."""
-
-    rule: str
-    asked: str
-    admitted: str
-    fix: str = ""
-    place: str = ""
-    node: str = ""  # which operator, where the reason does not stand in its row
+__all__ = ["ObserverRow", "ReasonRow", "Report", "Row"]
 
 
-@dataclass(frozen=True)
-class ObserverRow:
-    """One measured tensor of an operator. Before calibration it has a role, a value and a dtype only.
+class Report(Facts, Shown):
+    """What each operator became, and why; totals; and what did nothing. Print it, or ``save_html``.
 
-    ``detail`` is set where one scale does not say it all: per channel, or measured at run time.
+    >>> print(Report("x86", rows=(Row("fc", "Linear", "fc", "quantized"),)))  # doctest: +ELLIPSIS
+    model for x86, reference model: 1 of 1 operators quantized...
     """
 
-    role: str  # "input", "weight", "bias" or "output"
-    value: str  # the node whose value it is; of weights, their name
-    dtype: str = ""
-    quant_min: int | None = None
-    quant_max: int | None = None
-    scale: float | None = None
-    zero_point: int | None = None
-    detail: str = ""
-    shared_with: tuple[str, ...] = ()  # other values with the same qparams by construction
+    def document(self) -> Document:
+        """What came out, what stays float, and why. ``table`` has the operators."""
+        return document_of(self)
 
-    @property
-    def qparams(self) -> str:
-        """Dtype, range, scale and zero point in one line."""
-        text = self.dtype
-        if self.quant_min is not None:
-            text += f" [{self.quant_min}, {self.quant_max}]"
-        if self.scale is not None:
-            text += f", scale {self.scale:.6g}"
-        if self.zero_point is not None:
-            text += f", zero point {self.zero_point}"
-        return f"{text}, {self.detail}" if self.detail else text
+    def table(self, *, width: int = 140, color: bool = False) -> str:
+        """All operators with their dtypes, measured outputs and kernels, as text."""
+        from backquant.pages.text import render
 
-    @property
-    def short(self) -> str:
-        """Scale, zero point and range, and in short with whom they are shared.
+        return render(self.operators_section(), width=width, color=color)
 
-        >>> ObserverRow("output", "cat", "quint8", 0, 255, 0.1, 3, shared_with=("a", "b")).short
-        '0.1 zero 3 [0, 255] = a +1'
-        """
-        text = self.detail
-        if self.scale is not None:
-            zero = "" if self.zero_point is None else f" zero {self.zero_point}"
-            text = f"{self.scale:.4g}{zero} [{self.quant_min}, {self.quant_max}]"
-        if not self.shared_with:
-            return text
-        more = f" +{len(self.shared_with) - 1}" if len(self.shared_with) > 1 else ""
-        return f"{text} = {self.shared_with[0]}{more}".lstrip()
-
-    def __str__(self) -> str:
-        """In one line.
-
-        >>> print(ObserverRow("output", "cat", "quint8", 0, 255, 0.1, 3, shared_with=("pool",)))
-        output cat: quint8 [0, 255], scale 0.1, zero point 3, shared with pool
-        """
-        shared = f"shared with {', '.join(self.shared_with)}" if self.shared_with else ""
-        detail = ", ".join(part for part in (self.qparams, shared) if part)
-        return f"{self.role} {self.value}" + (f": {detail}" if detail else "")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One operator."""
-
-    node: str
-    operator: str
-    module_path: str
-    outcome: str  # "quantized", "unlowered", "float" or "not_tensor"
-    inputs: tuple[str, ...] = ()  # nodes whose values it reads, for drawing
-    entry: str = ""  # the pattern of the backend's entry that matched
-    dtype_config: str = ""
-    rule: str = ""  # which rule of the QConfigMapping applied
-    asked: str = ""
-    observers: tuple[ObserverRow, ...] = ()  # inputs, weight, output
-    kernel: str = ""  # what runs it; "" before lowering
-    fused: tuple[str, ...] = ()  # modules and nodes of the original graph that became this one
-    multiply_adds: int = 0
-    reasons: tuple[ReasonRow, ...] = ()
-    uncounted: tuple[str, ...] = ()  # operators in it whose multiply-adds are not known
-    float_multiply_adds: int = 0  # of a quantized custom module: those that it does in float
-    moves: bool = False  # it arranges values and computes none: nothing to quantize
-
-    @property
-    def quantized(self) -> bool:
-        """Whether the plan quantizes it and, once lowered, nothing says that it computes in float."""
-        return self.outcome == "quantized"
-
-    @property
-    def state(self) -> str:
-        """``outcome`` with two differences: ``integers`` is what is float in the plan, yet an integer
-        kernel computes it; ``unlowered`` is ``float``.
-
-        >>> Row("fc", "Linear", "fc", "unlowered").state
-        'float'
-        """
-        if self.outcome == "unlowered":
-            return "float"
-        on_integers = self.kernel and self.kernel not in _FLOAT_KERNELS
-        return "integers" if self.outcome == "float" and on_integers else self.outcome
-
-    @property
-    def done(self) -> int:
-        """Those of its multiply-adds that are quantized."""
-        on_integers = self.state in ("quantized", "integers")
-        return self.multiply_adds - self.float_multiply_adds if on_integers else 0
-
-    @property
-    def name(self) -> str:
-        """What a person calls the operator: the path of its module, else its node."""
-        return self.module_path or self.node
-
-    @property
-    def output(self) -> ObserverRow | None:
-        """What was measured of its output."""
-        return next((row for row in self.observers if row.role == "output"), None)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What each operator became, and why; totals; and what did nothing."""
-
-    backend: str
-    model: str = ""  # its class
-    engine: str = ""  # engine and instruction set; "" for a reference model
-    rows: tuple[Row, ...] = ()
-    unused_rules: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    unreached_entries: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()  # in the order of the graph, once for each call
-    unlowered: tuple[ReasonRow, ...] = ()  # quantized by the plan, yet no integer kernel runs it
-    float_bytes: int = 0
-    quantized_bytes: int = 0
-    lowered: bool = False  # whether ``kernels`` is what runs; else everything is as planned
-    samples: int = 1  # in the example inputs, for which multiply-adds are counted
-    figures: Figures = field(default_factory=Figures)
-    library: str = ""  # why the faster library of kernels does not run it here, and what to do
-    not_counted: str = ""  # why no multiply-adds are known
-    computed_once: int = 0  # multiply-adds of the model that its graph has no longer: constants
-    extras: dict[str, Any] = field(default_factory=dict)  # e.g. accuracy and latency of the demo
-
-    @property
-    def operators(self) -> tuple[Row, ...]:
-        """Rows that compute on tensors."""
-        return tuple(row for row in self.rows if row.outcome != "not_tensor")
-
-    @property
-    def counted(self) -> tuple[Row, ...]:
-        """Operators that compute: those that arrange values are none to a reader."""
-        return tuple(row for row in self.operators if not row.moves)
-
-    @property
-    def quantized(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.quantized)
-
-    @property
-    def float_rows(self) -> tuple[Row, ...]:
-        """Rows that compute in float."""
-        return tuple(row for row in self.rows if row.state == "float")
-
-    @property
-    def float_counted(self) -> tuple[Row, ...]:
-        """Those of ``counted`` that compute in float."""
-        return tuple(row for row in self.counted if row.state == "float")
-
-    @property
-    def on_integers(self) -> tuple[Row, ...]:
-        """Rows that the plan left in float, and that integer kernels took in."""
-        return tuple(row for row in self.rows if row.state == "integers")
-
-    @property
-    def multiply_adds(self) -> int:
-        """The multiply-adds of all operators, as far as they are counted."""
-        return sum(row.multiply_adds for row in self.operators)
-
-    @property
-    def uncounted(self) -> tuple[Row, ...]:
-        """Rows whose multiply-adds are not known, or not all of them."""
-        return tuple(row for row in self.operators if row.uncounted)
-
-    @property
-    def coverage(self) -> float:
-        """Share of all multiply-adds that are quantized; of operators, where nothing multiplies.
-
-        Before lowering (``lowered`` is false) as planned; after it, of the kernels that run. Not a
-        number where operators are not counted: see ``uncounted``, ``not_counted`` and ``at_most``.
-
-        >>> rows = (Row("a", "Conv2d", "a", "quantized", multiply_adds=30),
-        ...         Row("b", "Linear", "b", "float", multiply_adds=10))
-        >>> Report("x86", rows=rows).coverage
-        0.75
-        >>> custom = Row("c", "deform_conv2d", "", "float", uncounted=("deform_conv2d",))
-        >>> Report("x86", rows=(*rows, custom)).coverage
-        nan
-        """
-        return math.nan if self.not_counted or self.uncounted else self.at_most
-
-    @property
-    def at_most(self) -> float:
-        """The share of what is counted."""
-        total = self.multiply_adds
-        if total:
-            return sum(row.done for row in self.operators) / total
-        return len(self.quantized) / len(self.operators) if self.operators else 0.0
+    def operators_section(self) -> Section:
+        """The same as a part of a document."""
+        return Section("", operators_of(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; ``from_dict`` reads it back to an equal report."""
@@ -258,33 +56,6 @@ class Report:
         for key in ("unused_rules", "notes", "unreached_entries", "kernels"):
             fields[key] = tuple(fields.get(key, ()))
         return cls(**fields)
-
-    def render(self, *, width: int = 140, color: bool = False) -> str:
-        """The report as text: what came out, what stays float, and why. ``table`` has the operators."""
-        from backquant.report.text import render_text
-
-        return render_text(self, width=width, color=color)
-
-    def table(self, *, width: int = 140, color: bool = False) -> str:
-        """All operators with their dtypes, measured outputs and kernels, as text."""
-        from backquant.report.text import render_table
-
-        return render_table(self, width=width, color=color)
-
-    def __str__(self) -> str:
-        return self.render()
-
-    def to_html(self) -> str:
-        """One self-contained page that works offline."""
-        from backquant.report.html import render_html
-
-        return render_html(self)
-
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to ``path`` (under a temporary name first)."""
-        from backquant.report.html import save_html
-
-        save_html(self, path)
 
 
 def _row(data: dict[str, Any]) -> Row:

@@ -11,7 +11,7 @@ from torch import nn
 
 from backquant.dtypes import ObservedQParams, dtype_name
 from backquant.prepare import SiteTable
-from backquant.report.model import ObserverRow
+from backquant.report.rows import ObserverRow
 
 
 class Observers:

@@ -9,7 +9,7 @@ from typing import Any
 from backquant.errors import CoverageError, UsageError, did_you_mean
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paths import collapsed
-from backquant.report.share import percent
+from backquant.report.words import percent
 
 _SHOWN = 8  # reasons in a message
 _NAMED = 4  # operators of a reason

@@ -25,8 +25,9 @@ from backquant.backend_config import (
 from backquant.backend_config.diff import diff
 from backquant.backend_config.files.problems import SpecFileError
 from backquant.backend_config.files.store import dumps, loads
-from backquant.backend_config.tables import support_rows, to_html, to_markdown
+from backquant.backend_config.tables import document_of, support_rows
 from backquant.errors import SpecError
+from backquant.pages.text import render
 
 SWISH = """\
 schema_version: 1
@@ -208,8 +209,7 @@ def test_remove_takes_a_graph(tmp_path: Path) -> None:
 def test_tables_and_differences_name_the_pattern() -> None:
     config = everything()
     text = "swish = torch.mul(a, torch.sigmoid(a); any order)"
-    assert text in to_markdown(config)
-    assert text in to_html(config)
+    assert text in render(document_of(config), width=400)
     assert support_rows(config)[0].operators == (text,)
     other = everything()
     other.configs[0].set_ports({"x": "float"})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,12 +10,20 @@ from backquant.accuracy.comparison import finite
 from backquant.accuracy.figures import decibel_text, decibels
 from backquant.accuracy.search.budget import Budget
 from backquant.accuracy.search.loop import FrontPoint, Loop
+from backquant.accuracy.search.plot import Dot, ParetoPlot
 from backquant.accuracy.search.programme import Option, Problem, SearchUnit
 from backquant.accuracy.search.trials import Trial
-from backquant.files import write_text
 from backquant.match.plan import Reason
+from backquant.pages import Card, Document, Drawing, Note, Part, Section, Shown, Table
 from backquant.reason_codes import ReasonCode
 from backquant.runtime import QuantizedModel
+
+_TRIALS = "combination, budget, #SQNR, #metric, #predicted, #measured, #speed"
+_HOW_TO_READ = (
+    "Line: the best that can be chosen, as predicted after all corrections. Dots: combinations that "
+    "were made and measured; filled ones keep to the budget, the circle is the answer, dashes are the "
+    "budget. Combinations without any error are drawn at the top."
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class ChosenOption:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Shown):
     """The best model that a search found; print it, or use ``to_dict`` and ``save_html``.
 
     ``model``: an ordinary quantized model; ``best``: its measured figures. ``met``: whether they keep to
@@ -84,21 +91,94 @@ class SearchResult:
         """Whether something ended the search before it was done."""
         return bool(self.stopped)
 
-    def __str__(self) -> str:
-        from backquant.accuracy.search.text import renderable
-        from backquant.report.text import render
+    def document(self) -> Document:
+        """The answer, what was tried, and what each operator became."""
+        backend, word = self.model.backend_config.name, "kept" if self.met else "NOT kept"
+        stopped = " (stopped before its end)" if self.stopped else ""
+        in_float = sum(row.option == "float" for row in self.rows)
+        trials = [(self._name(one), self._kept(one), *_measured(one)) for one in self.trials]
+        rows = [(f"{row.name}  {row.operator}", row.option, row.why) for row in self.rows]
+        floats = [row for row, unit in zip(rows, self.rows, strict=True) if unit.option == "float"]
+        heads = "operator, became, why"
+        return Document(
+            title=self.model.record.model or "model",
+            about=f"on {backend}: search within {self.budget}",
+            headline=f"{backend}, {self.budget}: {word}{stopped}",
+            tone="" if self.met else "bad",
+            cards=list(self._cards()),
+            parts=[
+                Section("What accuracy costs", self._front(), in_text=False),
+                Section("What was tried", [Table.of(_TRIALS, trials)]),
+                Section("What each operator became", [Table.of(heads, rows)], in_text=False),
+                Section(
+                    f"{in_float} of {len(rows)} operators stay float" if rows else "",
+                    [Table.of(heads, floats)],
+                ),
+            ],
+        )
 
-        return render(renderable(self))
+    def _cards(self) -> Iterator[Card]:
+        best = self.best
+        yield Card("SQNR", decibel_text(decibels(best.loss)), "(higher is better)")
+        if best.metric is not None and self.in_float is not None:
+            yield Card("metric", f"{best.metric:.6g}", f"({self.in_float:.6g} in float)")
+        if best.ms is not None and best.float_ms is not None:
+            speed = f"({best.float_ms / best.ms:.2f} times as fast as float)"
+            yield Card("one call", f"{best.ms:.3g} ms", speed)
+        yield Card("weights", f"{best.bytes / 1e6:.3g} MB", f"({best.bitops:.3g} bit-operations)")
+        if self.hindrance:
+            yield Card("in the way", "", self.hindrance)
+        if self.stopped:
+            yield Card("stopped", "", self.stopped)
 
-    def to_html(self) -> str:
-        """One self-contained page that works offline."""
-        from backquant.accuracy.search.html import search_page
+    def _name(self, trial: Trial) -> str:
+        """What a trial is called: how much of it is quantized, and whether it is the answer."""
+        mark = "→ " if trial.picks == self.best.picks else ""
+        picks = [trial.picks[place] for place in self.places] or trial.picks
+        return f"{mark}{sum(map(bool, picks))} of {len(picks)} operators quantized"
 
-        return search_page(self)
+    def _kept(self, trial: Trial) -> str:
+        return "missed" if trial.misses(self.budget) else "kept"
 
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to ``path`` (under a temporary name first); ``UsageError`` where it cannot be."""
-        write_text(path, self.to_html(), "save_html(path)")
+    def _front(self) -> list[Part]:
+        timed = self.best.ms is not None
+        what = "milliseconds of one call" if timed else "bit-operations"
+        front = [_point(one, timed) for one in self.front]
+        dots = [
+            Dot(
+                *_point(one, timed),
+                tip=f"{self._name(one)}: {', '.join(filter(None, _measured(one)))}",
+                kept=not one.misses(self.budget),
+                best=one.picks == self.best.picks,
+            )
+            for one in self.trials
+        ]
+        limits = self._times() if timed else []
+        plot = ParetoPlot(what, front, dots, limits, self.budget.min_sqnr)
+        return [Note(_HOW_TO_READ), Drawing(plot.svg())]
+
+    def _times(self) -> list[float]:
+        """Milliseconds that the budget allows."""
+        times = [] if self.budget.max_ms is None else [self.budget.max_ms]
+        if self.budget.max_ratio is not None and self.best.float_ms is not None:
+            times.append(self.budget.max_ratio * self.best.float_ms)
+        return times
+
+
+def _point(one: Trial | FrontPoint, timed: bool) -> tuple[float, float]:
+    """Cost and SQNR."""
+    return float((one.ms or 0.0) if timed else one.bitops), decibels(one.loss)
+
+
+def _measured(trial: Trial) -> tuple[str, ...]:
+    """The cells of a trial, under ``_TRIALS`` after the first two."""
+    return (
+        decibel_text(decibels(trial.loss)),
+        "" if trial.metric is None else f"{trial.metric:.6g}",
+        "" if trial.predicted_ms is None else f"{trial.predicted_ms:.3g} ms",
+        "" if trial.ms is None else f"{trial.ms:.3g} ms",
+        "" if trial.ms is None or trial.float_ms is None else f"{trial.float_ms / trial.ms:.2f} ×",
+    )
 
 
 def chosen_rows(problem: Problem, trial: Trial) -> tuple[ChosenOption, ...]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from backquant.graph import get_module, shallow_copy
 from backquant.graph.edit import set_module
-from backquant.report.share import percent
+from backquant.report.words import percent
 from backquant.runtime import QuantizedModel
 
 _SHOWN = 12  # reasons

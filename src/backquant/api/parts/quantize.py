@@ -30,7 +30,7 @@ from backquant.graph.clone import own_buffers, own_in_place
 from backquant.pipeline.plan import evaluation_copy
 from backquant.qconfig import PrepareCustomConfig
 from backquant.report.requirements import given_requirement
-from backquant.report.share import percent
+from backquant.report.words import percent
 from backquant.runtime import QuantizedModel
 from backquant.speed.slower import slower_choice
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from backquant.cli.console import DONE, NO, console, emit, guarded, note, stop
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
     from backquant.backend_config import BackendConfig
     from backquant.cli.demo.digits import Digits, DigitsNet
     from backquant.cli.demo.outcome import Outcome
+    from backquant.pages import Table
+    from backquant.report.model import Report
 
 
 EPOCHS = 8
@@ -63,7 +63,7 @@ def demo(
         report.save_html(out / "report.html")
     files = {"report": str(out / "report.html"), "artifact": str(out / "digits.bq")}
     data_out = {**outcome.to_dict(), "files": files, "report": report.to_dict()}
-    emit(as_json=as_json, data=data_out, shown=_shown(outcome, report, files))
+    emit(*_shown(outcome, report, files), as_json=as_json, data=data_out)
     stop(DONE if outcome.same_when_loaded else NO)
 
 
@@ -95,48 +95,45 @@ def _train(data: Digits) -> DigitsNet:
     return model
 
 
-def _shown(outcome: Outcome, report: Any, files: dict[str, str]) -> Group:
-    from rich.console import Group
-    from rich.text import Text
-
-    from backquant.report.text import renderable
-
+def _shown(outcome: Outcome, report: Report, files: dict[str, str]) -> Iterator[object]:
     again = "the same outputs" if outcome.same_when_loaded else "OTHER OUTPUTS"
-    parts = [_numbers(outcome, report), Text(""), *renderable(report).renderables, Text("")]
+    yield from (_numbers(outcome, report), "", report.document(), "")
     if not report.float_rows:
-        parts.append(Text("no operator stays float", style="green"))
+        yield "no operator stays float"
     if not outcome.latencies:
-        parts.append(
-            Text(
-                f"{report.backend} is for export only: running it here simulates int8, so no latency"
-            )
-        )
-    parts += [
-        Text(f"report   {files['report']}"),
-        Text(f"model    {files['artifact']}   loaded again: {again}"),
-    ]
-    return Group(*parts)
+        yield f"{report.backend} is for export only: running it here simulates int8, so no latency"
+    yield f"report   {files['report']}"
+    yield f"model    {files['artifact']}   loaded again: {again}"
 
 
-def _numbers(outcome: Outcome, report: Any) -> Table:
-    from rich.table import Table
+def _numbers(outcome: Outcome, report: Report) -> Table:
+    from backquant.pages import Table
+    from backquant.report.words import human_bytes
 
-    from backquant.report.share import human_bytes
-
-    table = Table("", "float", "quantized", "", show_edge=False)
     before, after = outcome.accuracies
-    table.add_row(
-        "accuracy", f"{before:.2%}", f"{after:.2%}", f"{100 * (after - before):+.2f} points"
-    )
     ratio = report.float_bytes / max(report.quantized_bytes, 1)
-    sizes = (human_bytes(report.float_bytes), human_bytes(report.quantized_bytes))
-    table.add_row("size", *sizes, f"{ratio:.1f}× smaller")
+    rows = [
+        (
+            "accuracy",
+            f"{before:.2%}",
+            f"{after:.2%}",
+            f"{100 * (after - before):+.2f} points",
+        ),
+        (
+            "size",
+            human_bytes(report.float_bytes),
+            human_bytes(report.quantized_bytes),
+            f"{ratio:.1f}× smaller",
+        ),
+    ]
     for latency in outcome.latencies:
         verdict = "faster" if latency.ratio >= 1 else "as fast"
-        table.add_row(
-            f"latency, batch {latency.batch}",
-            f"{latency.float_ms:.2f} ms",
-            f"{latency.quantized_ms:.2f} ms",
-            f"{latency.ratio:.2f}× {verdict}, one thread",
+        rows.append(
+            (
+                f"latency, batch {latency.batch}",
+                f"{latency.float_ms:.2f} ms",
+                f"{latency.quantized_ms:.2f} ms",
+                f"{latency.ratio:.2f}× {verdict}, one thread",
+            )
         )
-    return table
+    return Table.of(", float, quantized, ", rows)

@@ -1,6 +1,7 @@
-"""What is said of the operators that stay float: one paragraph for each reason, over all that it holds for.
+"""What stays float: refusals, and what is said of them.
 
-A paragraph has one rule and one fix. Operators that were refused alike in it are a ``Part``: those that read
+A ``Refusal`` has operators that stay float for one reason. A ``Paragraph`` has one rule and one fix, over all
+that it holds for. Operators that were refused alike in it are a ``Part``: those that read
 other float values, or those of a group that is slower on integers than in float, of whatever kind. Groups of
 the same kinds of operators whose times differ are one part, with the least and the greatest time; each
 operator's own are in its row.
@@ -9,16 +10,154 @@ operator's own are in its row.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from backquant.reason_codes import ReasonCode
-from backquant.report.grouping import Refusal, by_cost, merge_reasons
-from backquant.report.model import ReasonRow
-from backquant.report.paths import collapsed
+from backquant.report.paths import collapsed, listed
+from backquant.report.rows import ReasonRow, Row
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?) µs")
 _RULES = 2  # rules of the QConfigMapping that are named beside one reason
+_READ = "\0"  # stands for the value that an operator reads, in the reasons of operators that read others
+_MOST = 3  # values named in one reason
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Operators that stay float for one reason; ``reasons`` are those of the first.
+
+    Reasons that differ in the value that the operator reads are one; ``forms`` are the reasons without the
+    names of such values, ``read`` the names.
+    """
+
+    operator: str
+    rule: str
+    names: tuple[str, ...]
+    nodes: tuple[str, ...]
+    reasons: tuple[ReasonRow, ...]
+    multiply_adds: int = 0
+    uncounted: bool = False
+    forms: tuple[ReasonRow, ...] = ()
+    read: tuple[str, ...] = ()
+
+    @property
+    def nearest(self) -> tuple[ReasonRow, ...]:
+        """The reasons against the dtype config that is nearest to what was asked."""
+        first = self.reasons[0].place if self.reasons else ""
+        return tuple(reason for reason in self.reasons if reason.place == first)
+
+    @property
+    def nearest_forms(self) -> tuple[ReasonRow, ...]:
+        """Those of ``nearest``."""
+        first = self.reasons[0].place if self.reasons else ""
+        return tuple(form for form in self.forms or self.reasons if form.place == first)
+
+    @property
+    def label(self) -> str:
+        """The names, those of one form as one, and how many operators there are."""
+        return listed(self.names, len(self.nodes))
+
+
+def refusals(rows: Iterable[Row]) -> list[Refusal]:
+    """Rows that stay float, those with the same operator and reasons together, in order.
+
+    Rules that say ``None`` for one operator each are one reason.
+
+    >>> why = ReasonRow("no-entry", "Softplus", "x86 has none")
+    >>> [group] = refusals([Row(n, "Softplus", n, "float", reasons=(why,)) for n in "ab"])
+    >>> group.names
+    ('a', 'b')
+    """
+    groups: dict[object, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.operator, _rule_key(row), _forms(row)), []).append(row)
+    return [_refusal(same) for same in groups.values()]
+
+
+def _forms(row: Row) -> tuple[ReasonRow, ...]:
+    """Its reasons, without what differs between operators that are refused alike."""
+    read = _names_of(row)
+    reasons = (replace(_general(row, reason), fix="", node="") for reason in row.reasons)
+    return tuple(replace(r, admitted=read.sub(_READ, r.admitted)) for r in reasons)
+
+
+def _names_of(row: Row) -> re.Pattern[str]:
+    """The names of the values that the row reads, alone: ``add`` is not that of ``operator.add``."""
+    names = "|".join(map(re.escape, sorted(set(row.inputs), key=len, reverse=True)))
+    return re.compile(rf"(?<![\w.])(?:{names})(?![\w.(])" if names else r"(?!)")
+
+
+def _read_by(rows: Iterable[Row]) -> tuple[str, ...]:
+    """The values that are named in the reasons of ``rows``."""
+    found = (_names_of(row).findall(reason.admitted) for row in rows for reason in row.reasons)
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def merge_reasons(forms: Iterable[ReasonRow], read: Sequence[str]) -> tuple[ReasonRow, ...]:
+    r"""The reasons with the values that the operators read, those of one form as one.
+
+    >>> [reason] = merge_reasons([ReasonRow("rule", "", "it reads \0")], ["add_1", "add_2", "cat"])
+    >>> reason.admitted
+    'it reads add_* or cat'
+    """
+    patterns = collapsed(read)
+    shown = patterns[:_MOST]
+    if len(patterns) > _MOST:
+        shown.append(f"one of {len(patterns) - _MOST} more")
+    names = " or ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    return tuple(replace(form, admitted=form.admitted.replace(_READ, names)) for form in forms)
+
+
+def by_cost(groups: Iterable[Refusal]) -> list[Refusal]:
+    """Those that multiply or that nobody has counted, the most expensive first.
+
+    >>> cheap, dear, free = (Refusal("op", "", (), (), (), count) for count in (1, 2, 0))
+    >>> by_cost([cheap, dear, free]) == [dear, cheap]
+    True
+    """
+    costly = [group for group in groups if group.multiply_adds or group.uncounted]
+    return sorted(costly, key=lambda group: (not group.uncounted, -group.multiply_adds))
+
+
+def _refusal(same: list[Row]) -> Refusal:
+    first = same[0]
+    rule = ", ".join(collapsed(row.rule for row in same)[:_RULES])
+    forms, read = _forms(first), _read_by(same)
+    reasons = first.reasons
+    if len(same) > 1:
+        general = merge_reasons(forms, read)
+        reasons = tuple(
+            replace(reason, asked=f"{rule} is None: skip")
+            if _is_skip(first, reason)
+            else replace(reason, admitted=form.admitted)
+            for reason, form in zip(reasons, general, strict=True)
+        )
+    return Refusal(
+        operator=first.operator,
+        rule=rule,
+        names=tuple(dict.fromkeys(row.name for row in same)),
+        nodes=tuple(row.node for row in same),
+        reasons=reasons,
+        multiply_adds=sum(row.multiply_adds for row in same),
+        uncounted=any(row.uncounted for row in same),
+        forms=forms,
+        read=read,
+    )
+
+
+def _is_skip(row: Row, reason: ReasonRow) -> bool:
+    """Whether a rule of the mapping says ``None``; where no rule applies, the row has none."""
+    return reason.rule == ReasonCode.QCONFIG_NONE and bool(row.rule)
+
+
+def _general(row: Row, reason: ReasonRow) -> ReasonRow:
+    return replace(reason, asked="") if _is_skip(row, reason) else reason
+
+
+def _rule_key(row: Row) -> str:
+    skips = bool(row.reasons) and all(_is_skip(row, reason) for reason in row.reasons)
+    return row.rule.partition(" ")[0] if skips else row.rule
 
 
 @dataclass(frozen=True)

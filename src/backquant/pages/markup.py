@@ -131,7 +131,7 @@ class Assets:
 def page(title: str, assets: Assets, *body: Element) -> str:
     """A page that needs no network, and on which nothing runs but the script of ``assets``.
 
-    >>> text = page("<x>", Assets("report", ("page.css",)), tag("p", "</script>"))
+    >>> text = page("<x>", Assets("pages", ("page.css",)), tag("p", "</script>"))
     >>> "script-src 'none'" in text, "<title>&lt;x&gt;</title>" in text, "&lt;/script&gt;" in text
     (True, True, True)
     """
