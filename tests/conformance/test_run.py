@@ -187,7 +187,11 @@ def test_what_has_no_example_is_named() -> None:
     backend = BackendConfig("gated").set_engine("x86").set_backend_pattern_config(entry)
     found = backquant.conform(backend, jobs=0, rounds=1)
     assert found.counts == {Verdict.UNTRIED: 1} and found.conforms
-    compare(Path(__file__), "no_example", "\n".join(f"{t.pattern}: {t.why}" for t in found.tallies.values()))
+    compare(
+        Path(__file__),
+        "no_example",
+        "\n".join(f"{t.pattern}: {t.why}" for t in found.tallies.values()),
+    )
     given = {torch.special.erf: (Gate(), (torch.zeros(2, 3),))}
     tried = backquant.conform(backend, jobs=0, rounds=1, examples=given)
     assert tried.cases >= 1 and set(tried.counts) <= {Verdict.NOT_INTEGER, Verdict.CONFORMS}
