@@ -5,7 +5,9 @@ syntax error, and Python compares identifiers after NFKC normalisation: Âµ and Î
 
 1. A plain name is an ASCII identifier, no keyword, and begins neither with two underscores nor with
    ``PREFIX``. Plain names stay as they are.
-2. Any other name is written as ``PREFIX`` and its characters: letters and digits as they are, an underscore
+2. The outermost module is the result, which has attributes of its own: of its children, parameters and buffers
+   only those are plain that are not called as one of them (``RESULTS_OWN``).
+3. Any other name is written as ``PREFIX`` and its characters: letters and digits as they are, an underscore
    twice, others as their code point between underscores. So no two names become one, and ``label`` gives the
    user's own back.
 """
@@ -22,6 +24,49 @@ PREFIX = "bqname_"
 _ASCII_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN = re.compile(rf"{PREFIX}[A-Za-z0-9_]*")
 _Data = TypeVar("_Data")
+# what graph modules have, beside what ``nn.Module`` keeps for itself, and results of backquant
+RESULTS_OWN = frozenset(
+    (
+        *(
+            "add_submodule",
+            "code",
+            "delete_all_unused_submodules",
+            "delete_submodule",
+            "graph",
+            "meta",
+        ),
+        *("print_readable", "recompile", "shape_env", "to_folder", "_boxed_call", "_code"),
+        *("_create_node_hooks", "_deepcopy_hooks", "_deepcopy_init", "_erase_node_hooks", "_graph"),
+        *("_lineno_map", "_prologue_start", "_recompile_submodules", "_register_create_node_hook"),
+        *("_register_deepcopy_hook", "_register_erase_node_hook", "_register_replace_node_hook"),
+        *("_replace_hooks", "_set_replace_hook", "_tracer_cls", "_tracer_extras"),
+        *("_unregister_create_node_hook", "_unregister_deepcopy_hook"),
+        *("_unregister_erase_node_hook", "_unregister_replace_node_hook"),
+        *(
+            "_ddp_params_and_buffers_to_ignore",
+            "audit",
+            "backend_config",
+            "changes",
+            "check_finite",
+        ),
+        *(
+            "compilation",
+            "engine",
+            "example",
+            "export",
+            "graph_module",
+            "input_qparams",
+            "interface",
+        ),
+        *("kernels", "left_in_float", "lowered", "origin", "original_weights_lookup"),
+        *("output_qparams", "plan", "qparams", "record", "replays", "report", "save", "source"),
+        *("_alone", "_as_written", "_begin_face", "_begin_plainly", "_begin_replays", "_called"),
+        *("_check_inputs", "_checks_calls", "_has_kernels", "_held", "_hold", "_is_plain"),
+        *("_is_unchanged", "_literally", "_loaded", "_over", "_packed_weights", "_program"),
+        *("_quantized_inputs", "_returned", "_run", "_show", "_shows_tensors", "_take_over"),
+        *("_watched", "_weight_numbers"),
+    )
+)
 _CHARACTER = re.compile(r"__|_([0-9a-f]{1,5}|10[0-9a-f]{4})_|([A-Za-z0-9])")
 
 
@@ -47,6 +92,19 @@ def identifier(name: str) -> str:
     is_index = name.isascii() and name.isdecimal()
     if is_index or (is_identifier(name) and not name.startswith(("__", PREFIX))):
         return name
+    return _written_out(name)
+
+
+def attribute(name: str) -> str:
+    """``identifier`` for what the outermost module holds.
+
+    >>> [attribute(name) for name in ("conv1", "in", "report")]
+    ['conv1', 'bqname_in', 'bqname_report']
+    """
+    return _written_out(name) if name in RESULTS_OWN else identifier(name)
+
+
+def _written_out(name: str) -> str:
     return PREFIX + "".join(map(_written, name))
 
 
@@ -109,7 +167,7 @@ def _label(name: str) -> str:
     if not name.startswith(PREFIX):
         return name
     own = _CHARACTER.sub(_read, name.removeprefix(PREFIX))
-    return own if identifier(own) == name else name
+    return own if name in (identifier(own), attribute(own)) else name
 
 
 def _read(match: re.Match[str]) -> str:
@@ -123,4 +181,5 @@ def identifiers(names: Iterable[str]) -> str:
     >>> identifiers(["heads", "in"])
     'heads.bqname_in'
     """
-    return ".".join(map(identifier, names))
+    first, *rest = names
+    return ".".join((attribute(first), *map(identifier, rest)))

@@ -17,12 +17,13 @@ from torch.fx.graph import _illegal_names, _name_regex
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.graph.call_table import CallTableModule
-from backquant.identifiers import PREFIX, label
+from backquant.identifiers import PREFIX, attribute, label
 
 
 class DeferredGraphModule(CallTableModule):
     """A graph module that ``assemble`` makes without a table of calls; ``recompile()``, the first call, or
-    reading its code builds it. The keys of its ``state_dict`` are the user's own names."""
+    reading its code builds it. The keys of its ``state_dict`` are the user's own names; modules and tensors
+    that a graph calls otherwise are found by these, too, where the graph module has nothing else of the name."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Build the table, which takes the place of this method, and run it."""
@@ -52,6 +53,22 @@ class DeferredGraphModule(CallTableModule):
             if label(key) in state_dict:
                 state_dict[key] = state_dict.pop(label(key))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            written = attribute(name)
+            for table in ("_modules", "_parameters", "_buffers"):
+                if written in self.__dict__.get(table, ()):
+                    return self.__dict__[table][written]
+            raise
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """As of any module; by the user's own path, too."""
+        first, dot, rest = target.partition(".")
+        written = attribute(first) if attribute(first) in self._modules else first
+        return super().get_submodule(f"{written}{dot}{rest}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         _ = self.code

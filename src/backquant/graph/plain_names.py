@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from backquant.graph.clone import shallow_copy
-from backquant.identifiers import identifier, label
+from backquant.identifiers import attribute, identifier, label
 
 _TABLES = ("_modules", "_parameters", "_buffers")
 
@@ -37,27 +37,32 @@ def with_plain_names(
     >>> list(copied), copied["µ"], copied["μ"]
     (['in', 'µ', 'μ'], Tanh(), ELU(alpha=1.0))
     """
-    if all(_is_plain(part) or whole(part) for part in model.modules()):
+    if all(_is_plain(part, model) or whole(part) for part in model.modules()):
         return model
     copied = shallow_copy(model)
     for part in list(copied.modules()):
-        if not (_is_plain(part) or whole(part)):
-            _rename(part)
+        if not (_is_plain(part, copied) or whole(part)):
+            _rename(part, _plain(part, copied))
     return copied
 
 
-def _is_plain(part: nn.Module) -> bool:
+def _plain(part: nn.Module, model: nn.Module) -> Callable[[str], str]:
+    """How names in ``part`` of ``model`` are written."""
+    return attribute if part is model else identifier
+
+
+def _is_plain(part: nn.Module, model: nn.Module) -> bool:
     if isinstance(part, torch.jit.ScriptModule):  # shared by copies, and never taken apart
         return True
-    return all(identifier(name) == name for table in _TABLES for name in getattr(part, table))
+    plain = _plain(part, model)
+    return all(plain(name) == name for table in _TABLES for name in getattr(part, table))
 
 
-def _rename(part: nn.Module) -> None:
+def _rename(part: nn.Module, plain: Callable[[str], str]) -> None:
     for key in _TABLES:
         own = getattr(part, key)
-        vars(part)[key] = type(own)((identifier(name), value) for name, value in own.items())
-    kept = part._non_persistent_buffers_set
-    part._non_persistent_buffers_set = {identifier(name) for name in kept}
+        vars(part)[key] = type(own)((plain(name), value) for name, value in own.items())
+    part._non_persistent_buffers_set = set(map(plain, part._non_persistent_buffers_set))
     part.__class__ = _answering(type(part))  # type: ignore[arg-type]  # torch's classes are hashable
 
 
@@ -77,9 +82,8 @@ def _blank(kind: type[nn.Module]) -> nn.Module:
 class _Named(nn.Module):
     def _plain(self, name: str) -> str:
         """The name in the tables, if there are any and they have one for the user's ``name``."""
-        plain = identifier(name)
-        own = self.__dict__
-        return plain if any(plain in own.get(table, ()) for table in _TABLES) else name
+        held = {key for table in _TABLES for key in self.__dict__.get(table, ())}
+        return next((plain for plain in (identifier(name), attribute(name)) if plain in held), name)
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(self._plain(name))
@@ -104,10 +108,10 @@ class _NamedByKey(_Named, nn.ModuleDict):
         return {label(name): part for name, part in self._modules.items() if part is not None}
 
     def __getitem__(self, key: str) -> nn.Module:
-        return super().__getitem__(identifier(key))
+        return super().__getitem__(self._plain(key))
 
     def __contains__(self, key: str) -> bool:
-        return identifier(key) in self._modules
+        return self._plain(key) in self._modules
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._own())

@@ -26,7 +26,6 @@ from backquant.match.plan import Plan, Reason
 from backquant.runtime.as_integers import as_quantized, integer_arguments, plain
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
-from backquant.runtime.child_first import child_first
 from backquant.runtime.dialect import shown_of
 from backquant.runtime.executor import Executor
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
@@ -303,7 +302,6 @@ class QuantizedModel(Checkpointed, FastCallModule):
         )
         return CompiledModel._over(self, *made)
 
-    @child_first
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
         """``backquant.save(self, path, ...)``: one file that runs without the model's code.
 
@@ -313,7 +311,6 @@ class QuantizedModel(Checkpointed, FastCallModule):
 
         backquant.save(self, path, **options)
 
-    @child_first
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
         """``backquant.export(self, path, ...)``: a file for another runtime; what came out.
 

@@ -96,10 +96,6 @@ class Faced(DeferredGraphModule):
     def _has_kernels(self) -> bool:
         return False
 
-    def _dialect(self) -> GraphModule | None:
-        """What is shown in place of ``graph_module``."""
-        return None
-
     def _is_unchanged(self) -> bool:
         """Invariant 2."""
         return self._watched.is_unchanged()
