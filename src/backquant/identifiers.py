@@ -5,8 +5,8 @@ syntax error, and Python compares identifiers after NFKC normalisation: Âµ and Î
 
 1. A plain name is an ASCII identifier, no keyword, and begins neither with two underscores nor with
    ``PREFIX``. Plain names stay as they are.
-2. The outermost module is the result, which has attributes of its own: of its children, parameters and buffers
-   only those are plain that are not called as one of them (``RESULTS_OWN``).
+2. The outermost module is the result, which has attributes of its own: names of its children, parameters and
+   buffers are plain if they are not those (``RESULTS_OWN``).
 3. Any other name is written as ``PREFIX`` and its characters: letters and digits as they are, an underscore
    twice, others as their code point between underscores. So no two names become one, and ``label`` gives the
    user's own back.

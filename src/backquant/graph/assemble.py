@@ -22,8 +22,8 @@ from backquant.identifiers import PREFIX, attribute, label
 
 class DeferredGraphModule(CallTableModule):
     """A graph module that ``assemble`` makes without a table of calls; ``recompile()``, the first call, or
-    reading its code builds it. The keys of its ``state_dict`` are the user's own names; modules and tensors
-    that a graph calls otherwise are found by these, too, where the graph module has nothing else of the name."""
+    reading its code builds it. The keys of its ``state_dict`` are the user's own names, by which
+    modules and tensors are found, too, where the graph module has nothing else of the name."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Build the table, which takes the place of this method, and run it."""

@@ -11,6 +11,7 @@ import torch
 
 from backquant.errors import UsageError
 from backquant.nn.quantized.scaled import Weighted
+from backquant.observe import default_weight_observer
 
 __all__ = ["Embedding", "EmbeddingBag", "Linear", "LinearReLU"]
 
@@ -18,12 +19,16 @@ _NUMBERS = ("weight_scale", "weight_zero_point")
 
 
 class _Between(Weighted):
-    """Floats or indices in, floats out. ``kernel`` makes what computes them of the tensors, by name."""
+    """Floats or indices in, floats out. ``kernel`` makes what computes them of the tensors, by name; without
+    one PyTorch's operator does."""
 
-    kernel: Callable[[Mapping[str, Any]], Callable[..., Any]]
+    kernel: Callable[[Mapping[str, Any]], Callable[..., Any]] | None = None
 
     def _prepack(self) -> Any:
-        return self.kernel(self._buffers)
+        return self._operator() if self.kernel is None else self.kernel(self._buffers)
+
+    def _operator(self) -> Callable[..., torch.Tensor]:
+        raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the float module."""
@@ -44,6 +49,22 @@ class Linear(_Between):
 
     in_features: int
     out_features: int
+    _operator_name = "linear_dynamic"
+
+    @classmethod
+    def _observer(cls, mod: Any) -> Any:
+        requested = getattr(mod, "weight_fake_quant", None) or getattr(mod, "qconfig", None)
+        return super()._observer(mod) if requested else default_weight_observer()
+
+    def _operator(self) -> Callable[..., torch.Tensor]:
+        weight, bias, ops = self.weight(), self.bias(), torch.ops.quantized
+        run, rest = getattr(ops, self._operator_name), (True,)  # 7 bits, as PyTorch's module
+        if weight.is_quantized:
+            packed = ops.linear_prepack(weight, bias)
+        else:
+            run, rest = getattr(ops, f"{self._operator_name}_fp16"), ()
+            packed = ops.linear_prepack_fp16(weight.float(), bias)
+        return lambda x: run(x, packed, *rest)
 
     def _get_name(self) -> str:
         return f"DynamicQuantized{type(self).__name__}"
@@ -57,6 +78,8 @@ class Linear(_Between):
 class LinearReLU(Linear):
     """``Linear`` and ReLU in one."""
 
+    _operator_name = "linear_relu_dynamic"
+
 
 class Embedding(_Between):
     """Rows of an integer table."""
@@ -69,12 +92,14 @@ class Embedding(_Between):
     def from_float(cls: Any, mod: Any, use_precomputed_fake_quant: bool = False) -> Any:
         """Of a table with ``qconfig``, or one that was trained: runs PyTorch's operators."""
         made = super().from_float(mod, use_precomputed_fake_quant)
-        made.dtype = (getattr(mod, "weight_fake_quant", None) or mod.qconfig.weight()).dtype
-        made.kernel = made._operator
+        made.dtype = cls._observer(mod).dtype
         return made
 
-    def _operator(self, tensors: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
-        return partial(_operator("embedding", self.dtype), _packed_rows(self.dtype, tensors))
+    def _of(self, module: Any) -> None:
+        self.dtype = module.weight_dtype
+
+    def _operator(self) -> Callable[..., torch.Tensor]:
+        return partial(_operator("embedding", self.dtype), _packed_rows(self.dtype, self._buffers))
 
     def extra_repr(self) -> str:
         return f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}"
@@ -86,8 +111,8 @@ class EmbeddingBag(Embedding):
     mode: str
     include_last_offset: bool
 
-    def _operator(self, tensors: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
-        packed = _packed_rows(self.dtype, tensors)
+    def _operator(self) -> Callable[..., torch.Tensor]:
+        packed = _packed_rows(self.dtype, self._buffers)
         operator = _operator("embedding_bag", self.dtype)
         if self.mode != "sum":
             raise UsageError(

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from backquant.dtypes import quantize_bounds
-from backquant.errors import LeftOutError, UsageError
+from backquant.errors import ConfigError, LeftOutError, UsageError
 from backquant.graph.interception import stand_ins
 from backquant.nn.quantized import reference
 from backquant.nn.quantized.reference.module import bare
@@ -265,7 +265,7 @@ class Weighted(Scaled):
         ``activation_post_process``."""
         source = mod.to_float() if hasattr(mod, "to_float") else mod
         root: Any = source[0] if isinstance(source, nn.Sequential) else source
-        observer: Any = getattr(mod, "weight_fake_quant", None) or mod.qconfig.weight()
+        observer = cls._observer(mod)
         observer(root.weight.detach())
         names = (kind.__name__ for kind in cls.__mro__ if hasattr(reference, kind.__name__))
         integers = getattr(reference, next(names)).from_float(root, qparam_dict(observer))
@@ -276,8 +276,20 @@ class Weighted(Scaled):
         made._measured(mod)
         return made
 
+    @classmethod
+    def _observer(cls, mod: Any) -> Any:
+        trained = getattr(mod, "weight_fake_quant", None)
+        if trained is None and getattr(mod, "qconfig", None) is None:
+            kind = type(mod).__name__
+            raise ConfigError(
+                f"the {kind} to quantize has no qconfig",
+                where=f"nn.quantized.{cls.__name__}.from_float(module)",
+                fix="module.qconfig = backquant.get_default_qconfig('x86')",
+            )
+        return mod.qconfig.weight() if trained is None else trained
+
     def _of(self, module: nn.Module) -> None:
-        """Take what else a fused module says."""
+        """Take what else the module says."""
 
     def _take(self, *tensors: torch.Tensor | None) -> None:
         held = (None if tensor is None else tensor.detach() for tensor in tensors)
