@@ -69,6 +69,7 @@ def bounds_of(
     >>> from backquant.operators import find
     >>> x86 = get_backend_config("x86")
     >>> entry = next(e for e in x86.configs if e.pattern is torch.nn.PReLU)
+    >>> entry = entry.set_where({"num_parameters": 1})
     >>> found = bounds_of(entry, entry.dtype_configs[0], x86, find(entry.pattern))
     >>> [(each.name, each.inside, each.sample.module_args) for each in found]
     [('num_parameters = 1', True, ()), ('num_parameters = 1', False, (4,))]

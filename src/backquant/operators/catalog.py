@@ -89,9 +89,6 @@ _OBSERVED: tuple[Any, ...] = (
     F.dropout,
 )
 
-#: A table holds one function: of a PReLU with a slope for each channel it would be one for each of them.
-ONE_SLOPE = {activation.PRELU: {"num_parameters": 1}}
-
 
 def sharing_qparams_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
     """Pooling, reshaping and clipping: operators whose output keeps the input's qparams.
@@ -109,6 +106,6 @@ def observed_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatter
     ['dropout', 'group_norm', 'instance_norm']
     """
     return [
-        *admit([observed(op).set_where(ONE_SLOPE.get(op)) for op in _OBSERVED], dtype_configs),
+        *admit(map(observed, _OBSERVED), dtype_configs),
         *norm.functional_entries(dtype_configs),
     ]

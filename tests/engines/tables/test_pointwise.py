@@ -97,24 +97,23 @@ def test_the_mode_of_a_function_means_nothing(tools):
         assert torch.equal(lowered.graph_module(x), reference(x))
 
 
-def test_what_is_refused(tools):
-    def float_result(self, x):
-        return torch.sigmoid(tools.qdq(x, tools.u8))
-
-    def two_tensors(self, x):
-        x = tools.qdq(x, tools.u8)
-        return tools.qdq(x - torch.arange(4, device=x.device), tools.u8)
-
-    def per_channel(self, x):
+@pytest.mark.parametrize("size", [(3, 4), (3, 4, 5, 5), (0, 4, 2)])
+def test_a_slope_for_each_channel(tools, size):
+    def forward(self, x):
         return tools.qdq(self.op(tools.qdq(x, tools.u8)), tools.u8)
 
-    cases = (
-        (float_result, "float-output", {}),
-        (per_channel, "per-channel", {"op": nn.PReLU(4)}),
-    )
-    for forward, rule, children in cases:
-        reference = tools.trace(forward, **children)
-        lowered = tools.lower(reference)
-        assert [reason.rule for reason in lowered.left_in_float] == [rule]
-        x = torch.randn(2, 4)
-        tools.assert_within(lowered.graph_module(x), reference(x), tools.u8.scale)
+    op = nn.PReLU(4)
+    nn.init.uniform_(op.weight, -1.0, 2.0)
+    reference = tools.trace(forward, op=op)
+    lowered = tools.lower(reference)
+    assert lowered.left_in_float == () and "table(prelu)" in lowered.kernels[0].kernel
+    x = torch.randn(size)
+    assert torch.equal(lowered.graph_module(x), reference(x))
+
+
+def test_what_is_refused(tools):
+    reference = tools.trace(lambda self, x: torch.sigmoid(tools.qdq(x, tools.u8)))
+    lowered = tools.lower(reference)
+    assert [reason.rule for reason in lowered.left_in_float] == ["float-output"]
+    x = torch.randn(2, 4)
+    tools.assert_within(lowered.graph_module(x), reference(x), tools.u8.scale)

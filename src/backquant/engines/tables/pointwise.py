@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from backquant.dtypes import QParams
 from backquant.engines.tables.spellings import RELUS, post_op_of
 from backquant.graph.requantize import quantize_rounded
+from backquant.lower.kernels.integer.lookup_tables import IntegerTable, TableConfig, every_integer
 from backquant.lower.kernels.lookup import Lookup, LookupConfig, tabulate
 from backquant.lower.qdq import dequantize_target, quantize_target
 from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
@@ -86,14 +87,27 @@ def _build(site: Site) -> Emit | Reason:
         return site.refuse(
             ReasonCode.DTYPE, f"{x.qparams.dtype} to {site.out.dtype}", "8-bit integers"
         )
-    slopes = getattr(site.steps[0].module, "num_parameters", 1)
-    if slopes != 1:
-        return site.refuse(
-            ReasonCode.PER_CHANNEL, f"{slopes} slopes, one per channel", "one slope for all"
-        )
-    table = tabulate(x.qparams.dtype, reference_function(site, x.qparams))
-    kernel = Lookup(_config(site, site.out), table)
-    return Emit(kernel, (x.node,), kernel.name, site.out, in_range=True)
+    channels = getattr(site.steps[0].module, "num_parameters", 1)
+    if channels > 1:
+        made: Any = table_by_channel(site, x.qparams, channels)
+    else:
+        table = tabulate(x.qparams.dtype, reference_function(site, x.qparams))
+        made = Lookup(_config(site, site.out), table)
+    return Emit(made, (x.node,), made.name, site.out, in_range=True)
+
+
+def table_by_channel(site: Site, x: QParams, channels: int) -> IntegerTable:
+    """A table for each channel (axis 1): of a PReLU with a slope for each."""
+    assert site.out is not None
+    integers = every_integer(x.dtype).unsqueeze(1).expand(-1, channels)
+    table = reference_function(site, x)(integers).t().reshape(-1)
+    config = TableConfig(
+        operator=label(site),
+        low=torch.iinfo(x.dtype).min,
+        integer_dtype=site.out.dtype,
+        channels=channels,
+    )
+    return IntegerTable(config, table=table.to(torch.int32))
 
 
 def _config(site: Site, out: QParams) -> LookupConfig:

@@ -20,6 +20,7 @@ from backquant.lower.kernels.conv_add import OnednnConvAdd
 from backquant.lower.kernels.grouped import GroupedLinear
 from backquant.lower.kernels.linear import OnednnLinear
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, activated
+from backquant.lower.kernels.integer.lookup_tables import IntegerTable
 from backquant.lower.kernels.lookup import Lookup
 from backquant.lower.kernels.norm import BatchNorm, Norm
 from backquant.lower.kernels.packed import PackedKernel
@@ -392,6 +393,7 @@ _MODULES: dict[type, Callable[[Any], nn.Module | None]] = {
     OnednnConvAdd: _ConvolutionAdd,
     OnednnLinear: _Linear,
     GroupedLinear: lambda kernel: kernel,  # it calls a single operator already
+    IntegerTable: lambda kernel: kernel,  # operators of torch, which become code
     Lookup: _Lookup,
     Norm: _Norm,
     BatchNorm: JoinedNorm,
