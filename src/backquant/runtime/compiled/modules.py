@@ -18,9 +18,9 @@ from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.conv_add import OnednnConvAdd
 from backquant.lower.kernels.grouped import GroupedLinear
+from backquant.lower.kernels.integer.lookup_tables import IntegerTable
 from backquant.lower.kernels.linear import OnednnLinear
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, activated
-from backquant.lower.kernels.integer.lookup_tables import IntegerTable
 from backquant.lower.kernels.lookup import Lookup
 from backquant.lower.kernels.norm import BatchNorm, Norm
 from backquant.lower.kernels.packed import PackedKernel
