@@ -5,7 +5,8 @@ load them.
 Groups are those that vLLM's kernels have. Activations are float (``pack-quantized``), or quantized at
 each call
 for each token, or ahead with one scale for the tensor: int8 (``int-quantized``) or float8 E4M3
-(``float-quantized``).
+(``float-quantized``). MXFP4, MXFP8 and NVFP4 are blocks of 32, 32 and 16 floats, whose scales are floats of 8
+bits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints
 from backquant.backends.weights_alone import BY_ROW, described, rows, with_groups
-from backquant.dtypes.table import INT4, UINT4
+from backquant.dtypes.table import E2M1, INT4, UINT4
 from backquant.operators import linear
 
 GROUPS = {"group_size": [32, 64, 128]}
@@ -48,5 +49,8 @@ def backend_config() -> BackendConfig:
         rows(torch.int8),
         with_groups(torch.int8, GROUPS),
         FLOAT8_ALONE,
+        with_groups(E2M1, {"group_size": [32]}, torch.float8_e8m0fnu),
+        with_groups(torch.float8_e4m3fn, {"group_size": [32]}, torch.float8_e8m0fnu),
+        with_groups(E2M1, {"group_size": [16]}, torch.float8_e4m3fn),
     ]
     return described("compressed_tensors", linear.single_entries([*weights, *ACTIVATIONS]))

@@ -19,8 +19,20 @@ _LEAST = 2.0**-9  # the smallest that E4M3 has: no scale is 0
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def stored_scale(scale: Tensor, scale_dtype: torch.dtype | None, high: float) -> Tensor:
+def unit_of(scale: Tensor) -> Tensor:
+    """Rule 2: the one scale, float32, with which the largest of ``scale`` is E4M3's largest value.
+
+    >>> unit_of(torch.tensor([1.0, 448.0]))
+    tensor(1.)
+    """
+    return (scale.max() / torch.finfo(torch.float8_e4m3fn).max).float()
+
+
+def stored_scale(
+    scale: Tensor, scale_dtype: torch.dtype | None, high: float, unit: Tensor | None = None
+) -> Tensor:
     """``scale`` (float64, any shape) rounded to ``scale_dtype``; ``high``: the largest value of an element.
+    ``unit``: of rule 2, where other tensors share it.
 
     >>> stored_scale(torch.tensor([0.3, 1.0]).double(), torch.float8_e8m0fnu, 448).tolist()
     [0.5, 1.0]
@@ -29,7 +41,7 @@ def stored_scale(scale: Tensor, scale_dtype: torch.dtype | None, high: float) ->
         largest = torch.floor(torch.log2(scale * high)) - math.floor(math.log2(high))
         return torch.exp2(largest.clamp(-127, 127))
     if scale_dtype is torch.float8_e4m3fn:
-        unit = (scale.max() / torch.finfo(torch.float8_e4m3fn).max).float().double()
+        unit = (unit_of(scale) if unit is None else unit).double()
         parts = (scale / unit).float().to(torch.float8_e4m3fn).double()
         return parts.clamp(min=_LEAST) * unit
     if scale_dtype in _NARROW:

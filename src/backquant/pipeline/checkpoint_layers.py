@@ -6,6 +6,7 @@ description.
 2. A model of these layers alone is planned as any model is, so that the description, the request and the
    reasons are those of ``quantize``.
 3. Each weight is read, quantized by the observer of its rule, and handed on.
+4. Layers that servers compute as one have one scale of scales (NVFP4): that of the largest weight.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from torch import Tensor, nn
 from backquant.backend_config import BackendConfig, DTypeConfig
 from backquant.convert.hardware_scales import produced_dict
 from backquant.deploy.checkpoints.hub_folder import HubFolder
-from backquant.deploy.checkpoints.layer import Activation, Layer, Scheme, layer_of
-from backquant.dtypes import Granularity, find_dtype
+from backquant.deploy.checkpoints.layer import (
+    FLOAT8_SCALES,
+    Activation,
+    Layer,
+    Scheme,
+    layer_of,
+)
+from backquant.dtypes import Granularity, find_dtype, stored_scale
+from backquant.dtypes.stored_scales import unit_of
 from backquant.errors import ArtifactError, ExportError, MissingExtraError, UsageError, first_line
 from backquant.graph import capture
 from backquant.match import Plan
@@ -42,6 +50,7 @@ from backquant.qconfig import QConfig, QConfigMapping
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _WEIGHT = ".weight"
 _NARROW = (torch.float16, torch.bfloat16)
+_AS_ONE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 _REFERENCE = {nn.Linear: reference.Linear, nn.Embedding: reference.Embedding}
 
 
@@ -67,8 +76,9 @@ class PlannedLayers:
 
     @property
     def scale_dtype(self) -> torch.dtype:
-        """What scales are rounded to before the weights are."""
-        asked = {d.weight_dtype_with_constraints.scale_dtype for d in self.described.values()}
+        """What scales are rounded to before the weights are, floats of 8 bits aside."""
+        found = (d.weight_dtype_with_constraints.scale_dtype for d in self.described.values())
+        asked = {dtype for dtype in found if dtype not in FLOAT8_SCALES}
         own = self.source.dtype if self.source.dtype in _NARROW else None
         return next((dtype for dtype in asked if dtype is not None), own) or torch.float32
 
@@ -87,14 +97,33 @@ class PlannedLayers:
         shell: Any = _float_module(kind, rows, columns)
         shell.weight = nn.Parameter(weight, requires_grad=False)
         made: nn.Module = _REFERENCE[kind].from_float(shell, qparams)  # type: ignore[attr-defined]
-        return layer_of(path, made, self.schemes[path].activation)
+        scheme = self.schemes[path]
+        layer = layer_of(path, made, scheme.activation, scheme.scale_dtype)
+        return layer if layer.unit is None else replace(layer, unit=self._unit(path))
 
     def _qparams(self, path: str, weight: Tensor) -> dict[str, Any]:
         observer = self.qconfigs[path].weight()
         observer(weight)
         demand = self.described[path].weight_dtype_with_constraints
-        demand = replace(demand, scale_dtype=self.scale_dtype)
-        return produced_dict(qparam_dict(observer), demand)
+        found = qparam_dict(observer)
+        if demand.scale_dtype is torch.float8_e4m3fn:
+            high = float(found["quant_max"])
+            scale = stored_scale(
+                found["scale"].double(), demand.scale_dtype, high, self._unit(path)
+            )
+            return {**found, "scale": scale.float()}
+        dtype = demand.scale_dtype if demand.scale_dtype in FLOAT8_SCALES else self.scale_dtype
+        return produced_dict(found, replace(demand, scale_dtype=dtype))
+
+    def _unit(self, path: str) -> Tensor:
+        """Rule 4."""
+        parent, _, name = path.rpartition(".")
+        together = next((names for names in _AS_ONE if name in names), (name,))
+        paths = [f"{parent}.{other}".lstrip(".") for other in together]
+        same = [p for p in paths if str(self.schemes.get(p)) == str(self.schemes[path])]
+        largest = max(float(self.source.read(f"{p}{_WEIGHT}").abs().max()) for p in same)
+        high = self.schemes[path].row.high
+        return unit_of(torch.tensor(largest, dtype=torch.float64) / high)
 
 
 def planned_layers(
@@ -321,7 +350,13 @@ def _scheme(config: DTypeConfig, qconfig: QConfig) -> Scheme:
     if given is not None and given.is_stored and config.is_dynamic:
         tokens = config.input_dtype_with_constraints.granularity == "per_token"
         activation = Activation(given.name.removeprefix("q"), tokens)
-    return Scheme(row.name.removeprefix("q"), size or per_row, activation)
+    return Scheme(row.name.removeprefix("q"), size or per_row, activation, scales_of(config))
+
+
+def scales_of(config: DTypeConfig) -> torch.dtype | None:
+    """The dtype of the scales of a weight, if it is a float of 8 bits."""
+    dtype = config.weight_dtype_with_constraints.scale_dtype
+    return dtype if dtype in FLOAT8_SCALES else None
 
 
 def reasons(planned: PlannedLayers) -> Iterator[tuple[str, Reason]]:

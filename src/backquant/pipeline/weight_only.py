@@ -37,6 +37,12 @@ from backquant.operators import find
 from backquant.qconfig import QConfig, QConfigMapping
 
 _USUAL_GROUP = 128
+#: Formats of blocks by their common names: the dtype and how many weights share a scale.
+BLOCK_FLOATS = {
+    "mxfp4": ("float4_e2m1fn_x2", 32),
+    "mxfp8": ("float8_e4m3fn", 32),
+    "nvfp4": ("float4_e2m1fn_x2", 16),
+}
 
 
 def weight_only_mapping(
@@ -46,7 +52,8 @@ def weight_only_mapping(
 
     Args:
         backend: a name, a file, or a ``BackendConfig``.
-        weights: a dtype by name: ``"int8"``, ``"int4"``, ``"uint4"``, ``"int2"``, ….
+        weights: a dtype by name: ``"int8"``, ``"int4"``, ``"uint4"``, ``"int2"``, …; or ``"mxfp4"``,
+            ``"mxfp8"``, ``"nvfp4"``: 4- and 8-bit floats in groups of 32, 32 and 16.
         group_size: how many weights of one row share a scale. Default: rule 2.
 
     Raises ``UsageError`` for an unknown dtype, and if no entry of the backend admits such weights.
@@ -56,6 +63,8 @@ def weight_only_mapping(
     'per_group(size=32)'
     """
     config = backend if isinstance(backend, BackendConfig) else get_backend_config(backend)
+    if weights in BLOCK_FLOATS and group_size is None:
+        weights, group_size = BLOCK_FLOATS[weights]
     row = _row(weights)
     if group_size is not None and (type(group_size) is not int or group_size < 2):
         raise UsageError(

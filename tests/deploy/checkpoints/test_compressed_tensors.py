@@ -121,3 +121,82 @@ def test_the_library_reads_the_configuration(tmp_path: Path) -> None:
     known = QuantizationConfig.model_validate(data)
     assert known.ignore == ["lm_head"]
     assert known.config_groups["group_0"].weights.group_size == 32
+
+
+BLOCKS = {
+    "mxfp4": ("mxfp4-pack-quantized", "group", "weight_packed"),
+    "mxfp8": ("mxfp8-quantized", "group", "weight"),
+    "nvfp4": ("nvfp4-pack-quantized", "tensor_group", "weight_packed"),
+}
+
+
+@pytest.mark.parametrize("weights", BLOCKS)
+def test_blocks_of_floats(weights: str, tmp_path: Path, opened: Any) -> None:
+    """The library dequantizes them in bfloat16."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    stored_as, strategy, values = BLOCKS[weights]
+    place, source = tmp_path / "out", folder_of("llama", tmp_path, torch.bfloat16)
+    backquant.quantize_checkpoint(source, place, to="compressed-tensors", weights=weights)
+    data = json.loads((place / "config.json").read_text())["quantization_config"]
+    [group] = QuantizationConfig.model_validate(data).config_groups.values()
+    assert (data["format"], group.format, group.weights.strategy) == (
+        stored_as,
+        stored_as,
+        strategy,
+    )
+    checkpoint = backquant.load_checkpoint(place)
+    assert f"{next(iter(checkpoint.schemes))}.{values}" in checkpoint.source.sizes
+    ours = logits(dequantized(checkpoint, tmp_path))
+    assert torch.equal(ours, logits(opened(place)))
+    assert not torch.equal(ours, logits(opened(source)))
+
+
+def test_blocks_are_written_again_as_they_were(tmp_path: Path) -> None:
+    source, place = folder_of("llama", tmp_path, torch.bfloat16), tmp_path / "out"
+    weights = {"": "nvfp4", "model.layers.0.mlp": "mxfp4", "model.layers.1.mlp": "mxfp8"}
+    backquant.quantize_checkpoint(source, place, to="compressed-tensors", weights=weights)
+    first = backquant.load_checkpoint(place)
+    backquant.export(first, tmp_path / "again", to="compressed-tensors")
+    again = backquant.load_checkpoint(tmp_path / "again").source
+    for name in first.source.sizes:
+        before, after = first.source.read(name), again.read(name)
+        assert torch.equal(before.view(torch.uint8), after.view(torch.uint8)), name
+    with pytest.raises(backquant.ExportError, match="gptq does not hold"):
+        backquant.export(first, tmp_path / "gptq", to="gptq")
+
+
+def test_layers_that_servers_compute_as_one_share_the_scale_of_scales(tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    backquant.quantize_checkpoint(
+        folder_of("llama", tmp_path), place, to="compressed-tensors", weights="nvfp4"
+    )
+    checkpoint = backquant.load_checkpoint(place)
+    block = "model.layers.0"
+
+    def unit(path: str) -> float:
+        return float(checkpoint.layer(f"{block}.{path}").unit)
+
+    attention = {unit(f"self_attn.{name}_proj") for name in "qkv"}
+    assert len(attention) == 1 and attention != {unit("self_attn.o_proj")}
+    assert unit("mlp.gate_proj") == unit("mlp.up_proj") != unit("mlp.down_proj")
+
+
+@pytest.mark.parametrize("weights", BLOCKS)
+def test_blocks_of_a_quantized_model(weights: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source, ids = folder_of("llama", tmp_path), torch.arange(8).reshape(1, 8)
+    model = AutoModelForCausalLM.from_pretrained(source).eval()
+    quantized = backquant.quantize(
+        model,
+        {"input_ids": ids, "use_cache": False},
+        backend="compressed_tensors",
+        weights={"": weights, "lm_head": None},
+    )
+    place = tmp_path / "out"
+    backquant.export(quantized, place, to="compressed-tensors", options={"source": source})
+    checkpoint = backquant.load_checkpoint(place)
+    for path in checkpoint.schemes:
+        weight = quantized.get_submodule(path).get_weight()
+        assert torch.allclose(checkpoint.layer(path).dequantized(), weight, rtol=1e-6, atol=0)

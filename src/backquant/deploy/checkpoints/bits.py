@@ -1,4 +1,6 @@
-"""Small integers in words of 32 bits, as checkpoint formats pack them: the first value of a row in the lowest
+"""Small integers and floats of 4 bits, packed.
+
+Integers stand in words of 32 bits, as checkpoint formats have them: the first value of a row in the lowest
 bits of its first word, the last word filled up with zeros; or in another order within a word.
 """
 
@@ -12,6 +14,7 @@ from torch import Tensor
 from backquant.dtypes import pack_integers, unpack_integers
 
 _WORD = 32
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # by the bits behind the sign
 #: AWQ: which of the eight values of a word lies at each place.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -53,3 +56,27 @@ def unpack_words(words: Tensor, bits: int, count: int, order: tuple[int, ...] = 
         return values.contiguous()
     back = [order.index(place) for place in range(len(order))]
     return values.reshape(rows, -1, len(order))[:, :, back].reshape(rows, count)
+
+
+def pack_e2m1(values: Tensor) -> Tensor:
+    """Rows of E2M1 values as uint8, two a byte, the first in the low bits.
+
+    >>> pack_e2m1(torch.tensor([[0.5, -6.0]]))
+    tensor([[241]], dtype=torch.uint8)
+    """
+    if values.is_meta:
+        return values.new_empty((len(values), values.shape[1] // 2), dtype=torch.uint8)
+    x = values.float()
+    codes = torch.bucketize(x.abs(), _E2M1) + 8 * torch.signbit(x)
+    return pack_integers(codes.to(torch.uint8), 4).reshape(len(values), -1)
+
+
+def unpack_e2m1(packed: Tensor) -> Tensor:
+    """The inverse of ``pack_e2m1``, as float8_e4m3fn.
+
+    >>> unpack_e2m1(torch.tensor([[241]], dtype=torch.uint8)).float()
+    tensor([[ 0.5000, -6.0000]])
+    """
+    shape = [len(packed), 2 * packed.shape[1]]
+    codes = unpack_integers(packed.flatten(), 4, shape, torch.uint8).long()
+    return torch.cat([_E2M1, -_E2M1])[codes].to(torch.float8_e4m3fn)

@@ -6,6 +6,10 @@
 ``weight_shape`` |
 | ``int-quantized`` | int8, activations int8 | ``weight`` int8 |
 | ``float-quantized`` | float8 E4M3, activations too | ``weight`` E4M3 |
+| ``mxfp4-pack-quantized`` | E2M1 in groups of 32 | ``weight_packed``: two a byte; scales: exponents |
+| ``mxfp8-quantized`` | float8 E4M3 in groups of 32 | ``weight`` E4M3; scales: exponents |
+| ``nvfp4-pack-quantized`` | E2M1 in groups of 16 | ``weight_packed``; E4M3 scales, to be divided by
+``weight_global_scale`` |
 
 Values are stored from 0 on, that is with ``2**(bits - 1)`` added to signed ones. Zero points
 (``weight_zero_point``) are packed so, too, along the output features. A static activation has
@@ -21,13 +25,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.deploy.checkpoints.bits import pack_words, unpack_words
+from backquant.deploy.checkpoints.bits import pack_e2m1, pack_words, unpack_e2m1, unpack_words
 from backquant.deploy.checkpoints.layer import Activation, Layer, Scheme, from_unsigned
 
 _PACKED, _INTEGERS, _FLOATS = "pack-quantized", "int-quantized", "float-quantized"
+#: Of floats with scales of 8 bits, by the bits of a weight and the dtype of the scales.
+_BLOCKS = {
+    (4, torch.float8_e8m0fnu): "mxfp4-pack-quantized",
+    (8, torch.float8_e8m0fnu): "mxfp8-quantized",
+    (4, torch.float8_e4m3fn): "nvfp4-pack-quantized",
+}
+_SCALE_DTYPE = {torch.float8_e8m0fnu: "torch.uint8", torch.float8_e4m3fn: "torch.float8_e4m3fn"}
+_BIAS = 127  # of an exponent
+_FLOAT_NAMES = {4: "float4_e2m1fn_x2", 8: "float8_e4m3fn"}
 _STRATEGY = {0: "tensor", -1: "channel"}
 _SIZE = {word: size for size, word in _STRATEGY.items()}
 _METHOD = "compressed-tensors"
+_IN_UNITS = "tensor_group"  # groups whose scales have one for the tensor
 _MIXED = "mixed-precision"
 
 
@@ -40,6 +54,10 @@ class CompressedTensors:
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
         """The tensors of a layer, by what stands behind its path."""
         scheme, scale = layer.scheme, layer.scale
+        if scheme.scale_dtype is not None:
+            if scheme.bits == 4:
+                return _scales(layer) | {"weight_packed": pack_e2m1(layer.values)}
+            return _scales(layer) | {"weight": layer.values}
         stored = {"weight_scale": scale.reshape(1) if scheme.group_size == 0 else scale}
         if _stored_as(scheme) != _PACKED:
             stored["weight"] = layer.values
@@ -55,6 +73,11 @@ class CompressedTensors:
 
     def layer(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> Layer:
         """The inverse of ``tensors``; ``read`` gives a tensor by what stands behind the path."""
+        if scheme.scale_dtype is not None:
+            packed = scheme.bits == 4
+            values = unpack_e2m1(read("weight_packed")) if packed else read("weight")
+            scale, unit = _read_scales(scheme.scale_dtype, read)
+            return Layer(path, scheme.dtype, values, scale, None, None, scheme.scale_dtype, unit)
         scale = read("weight_scale")
         scale = scale.reshape(-1, 1) if scale.dim() < 2 else scale
         if _stored_as(scheme) != _PACKED:
@@ -71,6 +94,9 @@ class CompressedTensors:
 
     def shape(self, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
         """Output and input features of a layer."""
+        if scheme.scale_dtype is not None and scheme.bits == 4:
+            rows, half = read("weight_packed").shape
+            return int(rows), 2 * int(half)
         packed = _stored_as(scheme) == _PACKED
         rows, columns = read("weight_shape").tolist() if packed else read("weight").shape
         return int(rows), int(columns)
@@ -133,7 +159,27 @@ def _names(pattern: str, path: str) -> bool:
     return pattern == path
 
 
+def _scales(layer: Layer) -> dict[str, Tensor]:
+    """The scales of a layer whose ``scale_dtype`` is a float of 8 bits."""
+    if layer.unit is None:
+        exponents = torch.floor(torch.log2(layer.scale.double())) + _BIAS
+        return {"weight_scale": exponents.to(torch.uint8)}
+    parts = (layer.scale.double() / layer.unit.double()).to(torch.float8_e4m3fn)
+    return {"weight_scale": parts, "weight_global_scale": layer.unit.reciprocal().reshape(1)}
+
+
+def _read_scales(dtype: torch.dtype, read: Callable[[str], Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The inverse: scales in float32, and their unit."""
+    stored = read("weight_scale")
+    if dtype is torch.float8_e8m0fnu:
+        return torch.exp2(stored.float() - _BIAS), None
+    unit = read("weight_global_scale").float().reciprocal().reshape(())
+    return stored.float() * unit, unit
+
+
 def _stored_as(scheme: Scheme) -> str:
+    if scheme.scale_dtype is not None:
+        return _BLOCKS[scheme.bits, scheme.scale_dtype]
     if scheme.row.is_float:
         return _FLOATS
     return _PACKED if scheme.activation is None else _INTEGERS
@@ -143,6 +189,10 @@ def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
     weights = _arguments(scheme.row.bits, scheme.row.is_float, scheme.symmetric)
     weights |= {"strategy": _STRATEGY.get(scheme.group_size, "group"), "dynamic": False}
     weights["group_size"] = scheme.group_size if scheme.group_size > 0 else None
+    if scheme.scale_dtype is not None:
+        weights["scale_dtype"] = weights["zp_dtype"] = _SCALE_DTYPE[scheme.scale_dtype]
+        if scheme.scale_dtype is torch.float8_e4m3fn:
+            weights["strategy"] = _IN_UNITS
     given = scheme.activation
     inputs = None
     if given is not None:
@@ -165,19 +215,29 @@ def _arguments(bits: int, is_float: bool, symmetric: bool) -> dict[str, Any]:
 def _scheme(group: Mapping[str, Any]) -> Scheme:
     weights, inputs = group["weights"], group.get("input_activations")
     bits, kind, strategy = int(weights["num_bits"]), weights["type"], weights["strategy"]
-    if weights.get("actorder") in ("group", True) or strategy not in ("group", *_SIZE):
+    if weights.get("actorder") in ("group", True) or strategy not in ("group", _IN_UNITS, *_SIZE):
         raise ValueError(
             f"weights with strategy {strategy!r}, actorder {weights.get('actorder')!r}"
         )
-    if kind == "float" and bits != 8:
-        raise ValueError(f"floats of {bits} bits")
+    scale_dtype = _scale_dtype(weights, str(group.get("format")))
+    if kind == "float" and bits != 8 and (bits, scale_dtype) not in _BLOCKS:
+        raise ValueError(f"floats of {bits} bits, strategy {strategy!r}")
     if group.get("output_activations"):
         raise ValueError("quantized outputs")
     symmetric = bool(weights.get("symmetric", True))
     sign = "" if symmetric else "u"
-    dtype = "float8_e4m3fn" if kind == "float" else f"{sign}int{bits}"
-    size = int(weights["group_size"]) if strategy == "group" else _SIZE[strategy]
-    return Scheme(dtype, size, None if not inputs else _activation(inputs))
+    dtype = _FLOAT_NAMES[bits] if kind == "float" else f"{sign}int{bits}"
+    size = _SIZE[strategy] if strategy in _SIZE else int(weights["group_size"])
+    return Scheme(dtype, size, None if not inputs else _activation(inputs), scale_dtype)
+
+
+def _scale_dtype(weights: Mapping[str, Any], stored_as: str) -> torch.dtype | None:
+    """Of floats in groups, by the name of the dtype or of the format."""
+    if weights["strategy"] == _IN_UNITS:
+        return torch.float8_e4m3fn
+    exponents = weights["type"] == "float" and weights["strategy"] == "group"
+    named = str(weights.get("scale_dtype")).endswith("uint8") or stored_as.startswith("mxfp")
+    return torch.float8_e8m0fnu if exponents and named else None
 
 
 def _activation(inputs: Mapping[str, Any]) -> Activation:

@@ -8,6 +8,8 @@ subtracted. So there is one record, which each format writes from and reads into
 3. ``zero_point`` has the shape of ``scale`` and the dtype of ``values``. Weights of an unsigned dtype have
    one, others (None) do not: formats that have zero points count from 0 on.
 4. The weight is ``(values - zero_point) * scale``.
+5. Scales of groups may be floats of 8 bits: powers of two (E8M0, of MX), or E4M3 numbers times ``unit``, one
+   float32 for the tensor (NVFP4).
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from backquant.dtypes import QDType, dequantize_tensor, find_dtype, known_dtypes
+from backquant.dtypes.stored_scales import unit_of
 from backquant.errors import ExportError
 from backquant.nn.quantized import reference
+
+#: Rule 5.
+FLOAT8_SCALES = (torch.float8_e8m0fnu, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Activation:
 class Scheme:
     """What formats admit or refuse: the dtype of the weights by name, and what shares a scale.
 
-    ``group_size``: 0 is one scale for the tensor, -1 one for each row.
+    ``group_size``: 0 is one scale for the tensor, -1 one for each row. ``scale_dtype``: rule 5.
 
     >>> print(Scheme("uint4", 128))
     uint4 in groups of 128 with zero points
@@ -51,6 +57,7 @@ class Scheme:
     dtype: str
     group_size: int
     activation: Activation | None = None
+    scale_dtype: torch.dtype | None = None
 
     @property
     def row(self) -> QDType:
@@ -74,6 +81,8 @@ class Scheme:
         text = f"{self.dtype} {shared.get(self.group_size, f'in groups of {self.group_size}')}"
         if not self.symmetric:
             text += " with zero points"
+        if self.scale_dtype is not None:
+            text += f" with scales in {str(self.scale_dtype).removeprefix('torch.')}"
         if self.activation is None:
             return text
         when = "at each call" if self.activation.is_dynamic else "ahead"
@@ -97,6 +106,8 @@ class Layer:
     scale: Tensor
     zero_point: Tensor | None = None
     activation: Activation | None = None
+    scale_dtype: torch.dtype | None = None
+    unit: Tensor | None = None
 
     @property
     def scheme(self) -> Scheme:
@@ -104,7 +115,7 @@ class Layer:
         rows, groups = self.scale.shape
         per_tensor = (rows, groups) == (1, 1) and len(self.values) > 1
         size = 0 if per_tensor else -1 if groups == 1 else self.group_size
-        return Scheme(self.dtype, size, self.activation)
+        return Scheme(self.dtype, size, self.activation, self.scale_dtype)
 
     @property
     def group_size(self) -> int:
@@ -154,8 +165,13 @@ def from_unsigned(
     return Layer(path, f"uint{bits}", values.to(torch.uint8), scale, zero)
 
 
-def layer_of(path: str, module: nn.Module, activation: Activation | None = None) -> Layer:
-    """The record of a reference module with one integer weight.
+def layer_of(
+    path: str,
+    module: nn.Module,
+    activation: Activation | None = None,
+    scale_dtype: torch.dtype | None = None,
+) -> Layer:
+    """The record of a reference module with one integer weight. ``scale_dtype``: what the description says.
 
     Raises ``ExportError`` for a weight that no checkpoint format has: of several axes, or scales by column.
     """
@@ -172,6 +188,9 @@ def layer_of(path: str, module: nn.Module, activation: Activation | None = None)
         )
     values, columns = weight.detach(), scale.detach()
     columns = columns.reshape(-1, 1) if columns.dim() < 2 else columns
+    if scale_dtype in FLOAT8_SCALES:
+        unit = unit_of(columns) if scale_dtype is torch.float8_e4m3fn else None
+        return Layer(path, row.name, values, columns, None, activation, scale_dtype, unit)
     if row.is_float or (row.low < 0 and not bool(zero.any())):
         return Layer(path, row.name.removeprefix("q"), values, columns, None, activation)
     offset = -min(row.low, 0)
@@ -210,4 +229,7 @@ def empty_layer(
     values = torch.empty(shape, dtype=scheme.row.storage, device="meta")
     scale = torch.empty(size, dtype=scale_dtype, device="meta")
     zero = None if scheme.symmetric else torch.empty(size, dtype=values.dtype, device="meta")
-    return Layer(path, scheme.dtype, values, scale, zero, scheme.activation)
+    unit = torch.empty((), device="meta") if scheme.scale_dtype is torch.float8_e4m3fn else None
+    return Layer(
+        path, scheme.dtype, values, scale, zero, scheme.activation, scheme.scale_dtype, unit
+    )
