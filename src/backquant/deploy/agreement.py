@@ -71,11 +71,12 @@ class _Call:
         for place, value in enumerate(values):
             found[f"output {place}"] = value
             join = self.joins.get(place)
-            parts = () if join is None else join.parts(value)
-            found |= {
-                f"output {place}, part {number} of {join.node!r}": part
-                for number, part in enumerate(parts)
-            }
+            if join is not None:
+                named = f"of {join.node!r}"
+                found |= {
+                    f"output {place}, part {number} {named}": part
+                    for number, part in enumerate(join.parts(value))
+                }
         return found
 
 
@@ -183,7 +184,8 @@ def _first_wrong(
 ) -> tuple[str | None, dict[str, float] | None]:
     """What the first call that differs gives, in words, and the lowest SQNR of those that agreed before;
     ``None`` where none did."""
-    before, lowest = "", None
+    before = ""
+    lowest: dict[str, float] | None = None
     for call in calls:
         leaves = pytree.tree_leaves((call.job.args, dict(call.job.kwargs)))
         inputs = [part for leaf in leaves for part in tensors_of(leaf) or [leaf]]

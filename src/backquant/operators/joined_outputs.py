@@ -31,7 +31,8 @@ class JoinedOutput:
 
     def parts(self, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The parts of a tensor that this join made."""
-        return output.split(list(self.sizes), self.dim)
+        parts: tuple[torch.Tensor, ...] = torch.split(output, list(self.sizes), self.dim)
+        return parts
 
 
 def joined_outputs(

@@ -42,9 +42,9 @@ def contents_of(
     layers: dict[str, Layer] = {}
     for path, part in modules.items():
         activation = _activation(called[path], described) if path in called else None
-        config = described.get(called[path].name) if path in called else None
-        demand = None if config is None else config.weight_dtype_with_constraints
-        layers[path] = layer_of(path, part, activation, demand and demand.scale_dtype)
+        entry = described.get(called[path].name) if path in called else None
+        stored = None if entry is None else entry.weight_dtype_with_constraints.scale_dtype
+        layers[path] = layer_of(path, part, activation, stored)
     changed = dict(_changed(module, modules, source))
     left = tuple(path for path, m in module.named_modules() if type(m) is nn.Linear)
     schemes = {path: layer.scheme for path, layer in layers.items()}
