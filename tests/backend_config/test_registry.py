@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backquant import backend_config
-from backquant.backend_config import BackendConfig, get_backend_config, list_backends, registry
+from backquant.backend_config import BackendConfig, get_backend_config, installed, list_backends
 from backquant.errors import SpecError, UnknownBackendError
 
 OF_PYTORCH = [
@@ -53,7 +53,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         assert selection == {"group": group}
         return [metadata.EntryPoint(name, value, group) for name, value in module.points]
 
-    monkeypatch.setattr(registry.metadata, "entry_points", entry_points)
+    monkeypatch.setattr(installed.metadata, "entry_points", entry_points)
     return module
 
 
@@ -74,7 +74,7 @@ def test_dict_getters() -> None:
 
 
 def test_list_needs_no_installed_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda **_: [])
+    monkeypatch.setattr(installed.metadata, "entry_points", lambda **_: [])
     assert list_backends() == BUILT_IN
 
 

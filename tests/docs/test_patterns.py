@@ -12,8 +12,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import BackendConfig, BackendPatternConfig
-from backquant.backend_config.files import json_schema
-from backquant.backend_config.files.store import loads
+from backquant.backend_config.files import json_schema, loads
 
 PAGE = (Path(__file__).parents[2] / "docs" / "patterns.md").read_text(encoding="utf-8")
 

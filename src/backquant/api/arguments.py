@@ -11,7 +11,8 @@ from torch import fx, nn
 
 from backquant.api.float_models import refuse_not_finite, refuse_prepared, refuse_quantized
 from backquant.backend_config import BackendConfig, get_native_backend_config
-from backquant.backend_config.registry import Backend, is_spec_file, resolve_backend
+from backquant.backend_config.installed import is_spec_file
+from backquant.backend_config.registry import Backend, resolve_backend
 from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, ConfigError, UsageError
 from backquant.graph.export import ExportedModel, load_exported

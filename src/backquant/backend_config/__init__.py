@@ -35,6 +35,7 @@ from backquant.backend_config.fusers import (
     reverse_sequential_wrapper2,
 )
 from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Value
+from backquant.backend_config.installed import list_backends
 from backquant.backend_config.known_slower import KnownSlower
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name, short_name
@@ -68,7 +69,6 @@ from backquant.backend_config.registry import (
     get_tensorrt_backend_config_dict,
     get_tensorrt_fp8_backend_config,
     get_x86_backend_config,
-    list_backends,
 )
 
 if TYPE_CHECKING:

@@ -1,28 +1,21 @@
-"""What a backend can do: one entry per pattern, in the order of registration."""
+"""A description with what can be done with it: files, checks, differences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from backquant.backend_config.checks import check_keys, within
-from backquant.backend_config.declared import OURS, declared, set_fields
-from backquant.backend_config.defaults import BackendDefaults
-from backquant.backend_config.graph_pattern import GraphPattern
-from backquant.backend_config.kinds import AnyText
-from backquant.backend_config.known_slower import KnownSlower
-from backquant.backend_config.pattern import NormalPattern, Pattern, beyond_tuples, to_reversed
-from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.qdq import QDQRules
-from backquant.errors import SpecError
+from typing_extensions import Self
+
+from backquant.backend_config.description import Description
 
 if TYPE_CHECKING:
     from backquant.backend_config.diff import BackendDiff
     from backquant.backend_config.validate import Finding
 
 
-class BackendConfig:
+class BackendConfig(Description):
     """The patterns that a backend quantizes, and how each becomes a reference pattern.
 
     Invariants
@@ -37,7 +30,7 @@ class BackendConfig:
     Two are equal when name, engine, defaults, qdq, slower, and the entries in their order are equal.
 
     >>> import torch
-    >>> from backquant.backend_config import DTypeConfig
+    >>> from backquant.backend_config import BackendPatternConfig, DTypeConfig
     >>> int8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
     >>> linear = BackendPatternConfig(torch.nn.Linear).add_dtype_config(int8)
     >>> backend = BackendConfig("mine").set_backend_pattern_config(linear)
@@ -45,180 +38,7 @@ class BackendConfig:
     ['torch.nn.Linear']
     """
 
-    __hash__ = None  # type: ignore[assignment]  # mutable
-
-    name: Annotated[str, AnyText(), "The name of the backend."] = ""
-    engine: Annotated[
-        str | None,
-        OURS,
-        AnyText(),
-        "What executes the lowered model; without it, the reference model only.",
-    ] = None
-    defaults: Annotated[
-        BackendDefaults | None,
-        OURS,
-        "What a user who asks for nothing in particular gets on this backend.",
-    ] = None
-    qdq: Annotated[
-        QDQRules | None, OURS, "Rules of a deployment target for the reference model."
-    ] = None
-    slower: Annotated[
-        tuple[KnownSlower, ...], OURS, "What is known to be slower on integers than in float."
-    ] = ()
-
-    def __init__(self, name: str = "") -> None:
-        self._entries: dict[NormalPattern, BackendPatternConfig] = {}
-        self.set_name(name)
-
-    def set_field(self, name: str, value: Any) -> BackendConfig:
-        """Set a field by its name, or to its default with None. Raises ``SpecError`` for a wrong value.
-
-        >>> BackendConfig("mine").set_field("engine", "x86").engine
-        'x86'
-        """
-        field = _FIELDS[name]
-        unset = value is None and name != "name"
-        setattr(self, name, field.default if unset else field.kind.check(value, name))
-        return self
-
-    def set_name(self, name: str) -> BackendConfig:
-        """Set the name of the backend.
-
-        >>> BackendConfig().set_name("mine").name
-        'mine'
-        """
-        return self.set_field("name", name)
-
-    def set_engine(self, engine: str | None) -> BackendConfig:
-        """Set the engine that runs lowered models; None: the reference model only.
-
-        >>> BackendConfig("mine").set_engine("x86").engine
-        'x86'
-        """
-        return self.set_field("engine", engine)
-
-    def set_defaults(self, defaults: BackendDefaults | None) -> BackendConfig:
-        """Set the default observers and QConfigs of this backend; None: it has none.
-
-        >>> BackendConfig("mine").set_defaults(None).defaults is None
-        True
-        """
-        return self.set_field("defaults", defaults)
-
-    def set_qdq(self, qdq: QDQRules | None) -> BackendConfig:
-        """Set the rules of a deployment target for its reference models; None: the default rules.
-
-        >>> BackendConfig("mine").set_qdq(QDQRules(quantize_constants=False)).qdq
-        QDQRules(quantize_constants=False)
-        """
-        return self.set_field("qdq", qdq)
-
-    def set_slower(self, slower: Iterable[KnownSlower]) -> BackendConfig:
-        """Set what is known to be slower on integers than in float.
-
-        >>> BackendConfig("mine").set_slower(()).slower
-        ()
-        """
-        return self.set_field("slower", slower)
-
-    def set_backend_pattern_config(self, config: BackendPatternConfig) -> BackendConfig:
-        """Register an entry; it overrides the entry of the same pattern.
-
-        Raises ``SpecError`` when the entry has no pattern.
-
-        >>> import torch
-        >>> entry = BackendPatternConfig(torch.add)
-        >>> len(BackendConfig().set_backend_pattern_config(entry).configs)
-        1
-        """
-        if not isinstance(config, BackendPatternConfig):
-            raise SpecError(
-                f"expected a BackendPatternConfig, got {config!r}",
-                where="configs",
-                fix="BackendPatternConfig(pattern)",
-            )
-        self._entries[config.normal_pattern] = config
-        return self
-
-    def set_backend_pattern_configs(self, configs: Iterable[BackendPatternConfig]) -> BackendConfig:
-        """Register entries in order; each overrides the entry of the same pattern.
-
-        >>> import torch
-        >>> entries = [BackendPatternConfig(op) for op in (torch.add, torch.mul, torch.add)]
-        >>> len(BackendConfig().set_backend_pattern_configs(entries).configs)
-        2
-        """
-        with within("configs") as here:
-            for index, config in enumerate(configs):
-                here.place = f"configs[{index}]"
-                self.set_backend_pattern_config(config)
-        return self
-
-    @property
-    def configs(self) -> list[BackendPatternConfig]:
-        """The entries in order of registration, as a new list."""
-        return list(self._entries.values())
-
-    @property
-    def _pattern_complex_format_to_config(self) -> dict[Pattern, BackendPatternConfig]:
-        """The entries by their patterns as reversed nested tuples, PyTorch's keys; a new dict.
-
-        What no tuple can express is its own key.
-        """
-        return {_torch_key(pattern, config): config for pattern, config in self._entries.items()}
-
-    @property
-    def entries(self) -> dict[NormalPattern, BackendPatternConfig]:
-        """The entries by their normal patterns, in order of registration, as a new dict.
-
-        >>> import torch
-        >>> mine = BackendConfig("mine").set_backend_pattern_config(BackendPatternConfig(torch.add))
-        >>> mine.entries
-        {NormalPattern(torch.add): BackendPatternConfig(torch.add)}
-        """
-        return dict(self._entries)
-
-    @classmethod
-    def from_dict(
-        cls, backend_config_dict: Mapping[str, Any], version: str | None = None
-    ) -> BackendConfig:
-        """Build from a dict: ``name``, ``configs``, ``engine``, ``defaults``, ``qdq``, ``slower``.
-
-        ``configs`` is a list of ``BackendPatternConfig`` or of their dicts; ``defaults`` a
-        ``BackendDefaults`` or its dict, ``qdq`` ``QDQRules`` or theirs, ``slower`` a list of
-        ``KnownSlower`` or of their dicts. ``version="1.13"`` reads the older form (then also of entries
-        that are objects): reversed patterns, fusers in reversed order.
-        Raises ``SpecError`` (a ``ValueError``) with the place for an unknown key or a wrong value.
-
-        >>> import torch
-        >>> BackendConfig.from_dict({"name": "mine", "configs": [{"pattern": torch.add}]})
-        BackendConfig('mine', configs=[
-            BackendPatternConfig(torch.add),
-        ])
-        """
-        check_keys(backend_config_dict, (*_FIELDS, "configs"), "BackendConfig")
-        backend = cls()
-        for name in _FIELDS:
-            if name in backend_config_dict:
-                backend.set_field(name, backend_config_dict[name])
-        for index, item in enumerate(backend_config_dict.get("configs") or ()):
-            with within(f"configs[{index}]"):
-                backend.set_backend_pattern_config(_entry(item, version))
-        return backend
-
-    def to_dict(self) -> dict[str, Any]:
-        """``name``, ``configs`` (as dicts), and ``engine``, ``defaults``, ``qdq``, ``slower`` when set.
-
-        >>> BackendConfig("mine").to_dict()
-        {'name': 'mine', 'configs': []}
-        """
-        entries = [config.to_dict() for config in self.configs]
-        values = {field.key: field.kind.to_data(value) for field, value in set_fields(self)}
-        return {"name": self.name, "configs": entries} | values
-
-    # -- files, validation, diff: in modules of their own ----------------------------------------
-
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write as YAML (``.yaml``, ``.yml``) or JSON (``.json``), under a temporary name first.
 
         >>> import tempfile, pathlib
@@ -227,77 +47,57 @@ class BackendConfig:
         ...     BackendConfig.load(pathlib.Path(folder, "mine.yaml")).name
         'mine'
         """
-        from backquant.backend_config import files
+        from backquant.backend_config.files.store import save_file
 
-        files.save_file(self, path)
+        save_file(self, path)
 
     @classmethod
-    def load(cls, path: str | Path, *, allow: Iterable[str] = ()) -> BackendConfig:
+    def of(cls, description: Description) -> Self:
+        """A description as a ``BackendConfig``, with the same entries.
+
+        >>> BackendConfig.of(Description("mine"))
+        BackendConfig('mine', configs=[])
+        """
+        if isinstance(description, cls):
+            return description
+        made = cls()
+        made.__dict__.update(vars(description))
+        return made
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, allow: Iterable[str] = ()) -> Self:
         """Read a description from a YAML or JSON file.
 
         ``allow``: packages besides torch and backquant that the file may name classes and functions of.
 
         Raises ``SpecError`` with file, line and field. See ``save`` for an example.
         """
-        from backquant.backend_config import files
+        from backquant.backend_config.files.store import load_with_places
 
-        return files.load_file(path, allow=tuple(allow))
+        return cls.of(load_with_places(path, tuple(allow)).config)
 
     def validate(self, engine: Any = None) -> list[Finding]:
         """What is wrong with this description, as findings; ``engine`` adds checks that only it can make.
 
         >>> import torch
+        >>> from backquant.backend_config import BackendPatternConfig
         >>> mine = BackendConfig("mine").set_backend_pattern_config(BackendPatternConfig(torch.add))
         >>> [(found.severity, found.rule) for found in mine.validate()]
         [('warning', 'no-dtype-configs')]
         """
-        from backquant.backend_config import validate
+        from backquant.backend_config.validate import validate
 
-        return validate.validate(self, engine)
+        return validate(self, engine)
 
     def diff(self, other: BackendConfig) -> BackendDiff:
         """What differs between this backend and another, by operator and field.
 
         >>> import torch
+        >>> from backquant.backend_config import BackendPatternConfig
         >>> mine = BackendConfig("mine").set_backend_pattern_config(BackendPatternConfig(torch.add))
         >>> [(change.kind, change.pattern) for change in mine.diff(BackendConfig("mine")).entries]
         [('removed', 'torch.add')]
         """
-        from backquant.backend_config import diff
+        from backquant.backend_config.diff import diff
 
-        return diff.diff(self, other)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BackendConfig):
-            return NotImplemented
-        return self._comparable() == other._comparable()
-
-    def _comparable(self) -> tuple[Any, ...]:
-        entries = (list(self._entries), self.configs)
-        return (*(getattr(self, name) for name in _FIELDS), *entries)
-
-    def __repr__(self) -> str:
-        more = ((field, value) for field, value in set_fields(self) if field.name != "name")
-        parts = [repr(self.name), *(f"{field.name}={value!r}" for field, value in more)]
-        lines = "".join(f"\n    {config!r}," for config in self.configs)
-        parts.append(f"configs=[{lines}\n]" if lines else "configs=[]")
-        return f"BackendConfig({', '.join(parts)})"
-
-
-_FIELDS = {field.name: field for field in declared(BackendConfig)}
-
-
-def _torch_key(registered: NormalPattern, config: BackendPatternConfig) -> Pattern:
-    if isinstance(config.pattern, GraphPattern) and config.pattern.normal == registered:
-        return config.pattern
-    return registered if beyond_tuples(registered) else to_reversed(registered)
-
-
-def _entry(item: Any, version: str | None) -> BackendPatternConfig:
-    if isinstance(item, BackendPatternConfig):
-        if version is None:
-            return item
-        item = item.to_dict()
-    if isinstance(item, Mapping):
-        return BackendPatternConfig.from_dict(item, version)
-    raise SpecError(f"expected a BackendPatternConfig or its dict, got {item!r}")
+        return diff(self, other)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.declared import Declared, Record, declared
 from backquant.backend_config.defaults import DefaultOverride
 from backquant.backend_config.describe import (
@@ -18,6 +17,7 @@ from backquant.backend_config.describe import (
     describe_entry,
     describe_pattern,
 )
+from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig, TensorDType
 from backquant.backend_config.entry_kinds import OnePattern
 from backquant.backend_config.graph_pattern import GraphPattern
@@ -81,7 +81,7 @@ class BackendDiff:
     def to_dict(self) -> dict[str, Any]:
         """The diff as JSON-able data: lists of ``{field, before, after}`` per backend and pattern.
 
-        >>> diff(BackendConfig("a"), BackendConfig("b")).to_dict()["fields"]
+        >>> diff(Description("a"), Description("b")).to_dict()["fields"]
         [{'field': 'name', 'before': 'a', 'after': 'b'}]
         """
         return {
@@ -101,7 +101,7 @@ class BackendDiff:
     def render(self) -> str:
         """Readable lines, without markup: patterns with the same changes are listed together.
 
-        >>> print(diff(BackendConfig("a"), BackendConfig("b")).render())
+        >>> print(diff(Description("a"), Description("b")).render())
         a ⇒ b: 0 entries added, 0 removed, 0 changed
         ~ name: a ⇒ b
         """
@@ -118,13 +118,13 @@ class BackendDiff:
         return "\n".join(lines)
 
 
-def diff(first: BackendConfig, second: BackendConfig) -> BackendDiff:
+def diff(first: Description, second: Description) -> BackendDiff:
     """What changes from ``first`` to ``second``.
 
     >>> import torch
     >>> def backend(dtype):
     ...     entry = BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig(dtype, dtype))
-    ...     return BackendConfig("mine").set_backend_pattern_config(entry)
+    ...     return Description("mine").set_backend_pattern_config(entry)
     >>> print(diff(backend(torch.quint8), backend(torch.qint8)).render())
     mine ⇒ mine: 0 entries added, 0 removed, 1 changed
     <BLANKLINE>

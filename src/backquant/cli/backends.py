@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backquant.backend_config import BackendConfig, get_backend_config
-from backquant.backend_config.registry import is_spec_file
+from backquant.backend_config.installed import is_spec_file
 from backquant.backend_config.validate import Finding
 
 

@@ -82,7 +82,7 @@ def _by_cost(report: Facts, groups: list[Refusal]) -> Iterator[Part]:
         rows.append(Line((percent(rest / total), f"{len(costly) - _SHOWN} more reasons", "")))
     if rows:
         yield Table([Column("share", "number"), Column("operators"), Column("why")], rows)
-        yield Terms("about the largest:", list(_largest(costly[0])), node=costly[0].nodes[0])
+        yield Terms("about the largest", list(_largest(costly[0])), node=costly[0].nodes[0])
     if free := without_cost(groups):
         yield Note(f"in float, without multiply-adds: {free}")
 

@@ -23,8 +23,8 @@ from backquant.backend_config import (
     Value,
 )
 from backquant.backend_config.diff import diff
+from backquant.backend_config.files import dumps, loads
 from backquant.backend_config.files.problems import SpecFileError
-from backquant.backend_config.files.store import dumps, loads
 from backquant.backend_config.tables import document_of, support_rows
 from backquant.errors import SpecError
 from backquant.pages.text import render

@@ -7,14 +7,17 @@ True
 
 from __future__ import annotations
 
+import os
+
+from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.files.findings import check_file
 from backquant.backend_config.files.problems import Problem, SpecFileError
 from backquant.backend_config.files.schema import json_schema
 from backquant.backend_config.files.store import (
+    Format,
     dumps,
-    load_file,
     load_with_places,
-    loads,
+    read_text,
     save_file,
 )
 
@@ -29,3 +32,21 @@ __all__ = [
     "loads",
     "save_file",
 ]
+
+
+def loads(
+    text: str, format: Format = "yaml", *, file: str = "<text>", allow: tuple[str, ...] = ()
+) -> BackendConfig:
+    """The description in ``text``. ``file`` names it in errors; ``allow`` widens what may be imported.
+
+    Raises ``SpecError`` (SpecFileError).
+
+    >>> loads("{schema_version: 1, name: mine}").name
+    'mine'
+    """
+    return BackendConfig.of(read_text(text, format, file=file, allow=allow).config)
+
+
+def load_file(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> BackendConfig:
+    """``BackendConfig.load``."""
+    return BackendConfig.load(path, allow=allow)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.declared import Declared, declared
+from backquant.backend_config.description import Description
 from backquant.backend_config.files.located import Located, Path, fail, field_name, plain
 from backquant.backend_config.kinds import Nested, Several
 
@@ -14,7 +14,7 @@ __all__ = ["with_current_names"]
 
 
 def with_current_names(
-    tree: Located, file: str, cls: type = BackendConfig, path: Path = ()
+    tree: Located, file: str, cls: type = Description, path: Path = ()
 ) -> Located:
     """``tree``, sound in structure, with current names; warns of each earlier one, with file and line.
 

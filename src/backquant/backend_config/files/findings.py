@@ -38,7 +38,7 @@ def check_file(
             Finding("error", "file", problem.place, problem.message, problem.fix)
             for problem in error.problems
         ]
-    return _located(findings_of(loaded.config), loaded)
+    return _located(findings_of(BackendConfig.of(loaded.config)), loaded)
 
 
 def _located(findings: list[Finding], loaded: Base) -> list[Finding]:

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, StringConstraints, Tag, create_mode
 from typing_extensions import TypeAliasType
 
 from backquant.backend_config import kinds
-from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.declared import declared
+from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints, TensorDType
 from backquant.backend_config.entry_kinds import (
     ByCount,
@@ -287,7 +287,7 @@ FileModel = create_model(
         list[Pattern],
         Field(default_factory=list, description="Patterns of the extended backend to leave out."),
     ),
-    **_fields(BackendConfig, but=("name",)),
+    **_fields(Description, but=("name",)),
     dtype_configs=(
         _mapping(str, model_of(DTypeConfig)),
         Field(

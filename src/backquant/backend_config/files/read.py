@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from backquant.backend_config.conditions import check_names, condition_from, quantities_of
-from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.declared import declared
+from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.files.conditions import condition_at
 from backquant.backend_config.files.forms import at_path, read, read_record
@@ -45,7 +45,7 @@ class Base:
 
     def __init__(
         self,
-        config: BackendConfig,
+        config: Description,
         places: dict[NormalPattern, Written] | None = None,
         file: Spot | None = None,
     ) -> None:
@@ -106,13 +106,13 @@ class _Builder:
         for entry in self.entries.values():
             if config is not None:
                 config.set_backend_pattern_config(entry)
-        return Base(config or BackendConfig(), self.places, Spot(self.file, self.tree, ()))
+        return Base(config or Description(), self.places, Spot(self.file, self.tree, ()))
 
-    def head(self) -> BackendConfig:
+    def head(self) -> Description:
         """The fields of the backend itself: those of the file, else those that it inherits."""
-        config = BackendConfig(self.data["name"])
+        config = Description(self.data["name"])
         inherited = self.base.config if self.base else config
-        for field in declared(BackendConfig):
+        for field in declared(Description):
             if field.name == "name":
                 continue
             value = getattr(inherited, field.name)

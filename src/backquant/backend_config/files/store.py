@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.description import Description
 from backquant.backend_config.files.check import structure_problems
 from backquant.backend_config.files.earlier_names import with_current_names
 from backquant.backend_config.files.import_paths import Resolver
@@ -20,11 +20,9 @@ from backquant.backend_config.files.located import MAX_DEPTH, MAX_VALUES, Locate
 from backquant.backend_config.files.problems import SpecFileError
 from backquant.backend_config.files.read import Base, build
 from backquant.backend_config.files.write import to_data
-from backquant.backend_config.registry import get_backend_config, is_spec_file
+from backquant.backend_config.installed import installed_backend, is_spec_file
 from backquant.errors import BackquantError, SpecError, literal, quoted
 from backquant.files import replace_file
-
-__all__ = ["dumps", "load_file", "load_with_places", "loads", "save_file"]
 
 _MOST = 1 << 20  # 30 times the largest that comes with backquant
 Format = Literal["yaml", "json"]
@@ -32,10 +30,10 @@ Format = Literal["yaml", "json"]
 _FORMATS: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
-def dumps(config: BackendConfig, format: Format = "yaml") -> str:
+def dumps(config: Description, format: Format = "yaml") -> str:
     """The text of a spec file. Raises ``SpecError`` naming what has no import path.
 
-    >>> print(dumps(BackendConfig("mine").set_engine("x86")), end="")
+    >>> print(dumps(Description("mine").set_engine("x86")), end="")
     schema_version: 1
     name: mine
     engine: x86
@@ -45,21 +43,21 @@ def dumps(config: BackendConfig, format: Format = "yaml") -> str:
     return emit_json(data) if _known(format) == "json" else emit_yaml(data)
 
 
-def loads(
+def read_text(
     text: str, format: Format = "yaml", *, file: str = "<text>", allow: tuple[str, ...] = ()
-) -> BackendConfig:
+) -> Base:
     """The description in ``text``. ``file`` names it in errors; ``allow`` widens what may be imported.
 
     An ``extends`` with a file is relative to the working directory. Raises ``SpecError`` (SpecFileError).
 
-    >>> loads("{schema_version: 1, name: mine}").name
+    >>> read_text("{schema_version: 1, name: mine}").config.name
     'mine'
     """
     source = _Source(file, Path.cwd(), _known(format))
-    return _load(text, source, Resolver(allow), ()).config
+    return _load(text, source, Resolver(allow), ())
 
 
-def save_file(config: BackendConfig, path: str | os.PathLike[str]) -> None:
+def save_file(config: Description, path: str | os.PathLike[str]) -> None:
     """Write ``config`` as YAML (.yaml, .yml) or JSON (.json), by the suffix of ``path``.
 
     A temporary file in the same folder is renamed at the end: there is never a half-written file.
@@ -68,8 +66,8 @@ def save_file(config: BackendConfig, path: str | os.PathLike[str]) -> None:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_file(BackendConfig("mine"), Path(folder) / "mine.json")
-    ...     load_file(Path(folder) / "mine.json").name
+    ...     save_file(Description("mine"), Path(folder) / "mine.json")
+    ...     load_with_places(Path(folder) / "mine.json").config.name
     'mine'
     """
     target = Path(path)
@@ -84,17 +82,12 @@ def save_file(config: BackendConfig, path: str | os.PathLike[str]) -> None:
         raise SpecError(f"cannot be written: {error.strerror}", where=str(target)) from error
 
 
-def load_file(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> BackendConfig:
-    """Read the spec file at ``path``. ``allow``: packages, beyond torch and backquant, to import from.
-
-    Raises ``SpecError`` (SpecFileError, with file, line and field of everything that is wrong).
-    See ``save_file`` for an example.
-    """
-    return load_with_places(path, allow).config
-
-
 def load_with_places(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> Base:
-    """Like ``load_file``, with the file and line of every entry that came from a file."""
+    """The spec file at ``path``, with the file and line of every entry that came from a file.
+
+    ``allow``: packages, beyond torch and backquant, to import from. Raises ``SpecError`` (SpecFileError, with
+    file, line and field of everything that is wrong).
+    """
     return _load_path(Path(path), Resolver(allow), ())
 
 
@@ -158,7 +151,7 @@ def _base(
     extends: str = value.value
     if not is_spec_file(extends):
         try:
-            return Base(get_backend_config(extends))
+            return Base(installed_backend(extends))
         except BackquantError as error:
             raise fail(source.name, value.line, ("extends",), error.what, error.fix) from error
     path = source.folder / extends

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.declared import set_fields
+from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.forms import write, write_record
 from backquant.backend_config.files.import_paths import SpellingError
@@ -22,7 +22,7 @@ from backquant.dtypes import dtype_name, integer_range
 from backquant.errors import SpecError
 
 
-def to_data(config: BackendConfig) -> dict[str, Any]:
+def to_data(config: Description) -> dict[str, Any]:
     """The content of a spec file for ``config``.
 
     Raises ``SpecError`` naming the entry and the field that holds something without an import path
@@ -32,7 +32,7 @@ def to_data(config: BackendConfig) -> dict[str, Any]:
     >>> from backquant.backend_config import DTypeConfig
     >>> static = DTypeConfig(torch.quint8, torch.quint8)
     >>> entry = BackendPatternConfig(torch.add).add_dtype_config(static)
-    >>> to_data(BackendConfig("mine").set_backend_pattern_config(entry))["entries"]
+    >>> to_data(Description("mine").set_backend_pattern_config(entry))["entries"]
     [{'pattern': 'torch.add', 'dtype_configs': ['quint8']}]
     """
     names = _Names()

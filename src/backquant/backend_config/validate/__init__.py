@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.description import Description
 from backquant.backend_config.validate.dtype_configs import dtype_config_findings
 from backquant.backend_config.validate.engine import engine_dtypes, engine_findings
 from backquant.backend_config.validate.entries import Neighbours, entry_findings
@@ -25,7 +25,7 @@ from backquant.backend_config.validate.finding import Finding, Place, Severity
 __all__ = ["Finding", "Severity", "validate"]
 
 
-def validate(config: BackendConfig, engine: Any = None) -> list[Finding]:
+def validate(config: Description, engine: Any = None) -> list[Finding]:
     """What is contradictory, idle or worth a look in ``config``, in the order of its entries.
 
     ``engine``: an object that names its ``dtypes`` (or ``activation_dtypes`` and ``weight_dtypes``),

@@ -24,7 +24,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from backquant.backend_config.conditions import contradictions
-from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.description import Description
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import NormalPattern, normal_form
@@ -35,7 +35,7 @@ from backquant.backend_config.validate.finding import Finding, Place
 class Neighbours:
     """What the rules need to know about all entries of a backend, looked up by key."""
 
-    def __init__(self, config: BackendConfig) -> None:
+    def __init__(self, config: Description) -> None:
         self.entries = config.entries
         self.references = {
             entry.root_module

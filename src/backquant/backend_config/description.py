@@ -1,0 +1,227 @@
+"""What a description says: fields of the backend, and one entry per pattern in order of registration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from typing_extensions import Self
+
+from backquant.backend_config.checks import check_keys, within
+from backquant.backend_config.declared import OURS, declared, set_fields
+from backquant.backend_config.defaults import BackendDefaults
+from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.kinds import AnyText
+from backquant.backend_config.known_slower import KnownSlower
+from backquant.backend_config.pattern import NormalPattern, Pattern, beyond_tuples, to_reversed
+from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.qdq import QDQRules
+from backquant.errors import SpecError
+
+
+class Description:
+    """The fields and the entries of a ``BackendConfig``, which adds files, checks and differences."""
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    name: Annotated[str, AnyText(), "The name of the backend."] = ""
+    engine: Annotated[
+        str | None,
+        OURS,
+        AnyText(),
+        "What executes the lowered model; without it, the reference model only.",
+    ] = None
+    defaults: Annotated[
+        BackendDefaults | None,
+        OURS,
+        "What a user who asks for nothing in particular gets on this backend.",
+    ] = None
+    qdq: Annotated[
+        QDQRules | None, OURS, "Rules of a deployment target for the reference model."
+    ] = None
+    slower: Annotated[
+        tuple[KnownSlower, ...], OURS, "What is known to be slower on integers than in float."
+    ] = ()
+
+    def __init__(self, name: str = "") -> None:
+        self._entries: dict[NormalPattern, BackendPatternConfig] = {}
+        self.set_name(name)
+
+    def set_field(self, name: str, value: Any) -> Self:
+        """Set a field by its name, or to its default with None. Raises ``SpecError`` for a wrong value.
+
+        >>> Description("mine").set_field("engine", "x86").engine
+        'x86'
+        """
+        field = _FIELDS[name]
+        unset = value is None and name != "name"
+        setattr(self, name, field.default if unset else field.kind.check(value, name))
+        return self
+
+    def set_name(self, name: str) -> Self:
+        """Set the name of the backend.
+
+        >>> Description().set_name("mine").name
+        'mine'
+        """
+        return self.set_field("name", name)
+
+    def set_engine(self, engine: str | None) -> Self:
+        """Set the engine that runs lowered models; None: the reference model only.
+
+        >>> Description("mine").set_engine("x86").engine
+        'x86'
+        """
+        return self.set_field("engine", engine)
+
+    def set_defaults(self, defaults: BackendDefaults | None) -> Self:
+        """Set the default observers and QConfigs of this backend; None: it has none.
+
+        >>> Description("mine").set_defaults(None).defaults is None
+        True
+        """
+        return self.set_field("defaults", defaults)
+
+    def set_qdq(self, qdq: QDQRules | None) -> Self:
+        """Set the rules of a deployment target for its reference models; None: the default rules.
+
+        >>> Description("mine").set_qdq(QDQRules(quantize_constants=False)).qdq
+        QDQRules(quantize_constants=False)
+        """
+        return self.set_field("qdq", qdq)
+
+    def set_slower(self, slower: Iterable[KnownSlower]) -> Self:
+        """Set what is known to be slower on integers than in float.
+
+        >>> Description("mine").set_slower(()).slower
+        ()
+        """
+        return self.set_field("slower", slower)
+
+    def set_backend_pattern_config(self, config: BackendPatternConfig) -> Self:
+        """Register an entry; it overrides the entry of the same pattern.
+
+        Raises ``SpecError`` when the entry has no pattern.
+
+        >>> import torch
+        >>> entry = BackendPatternConfig(torch.add)
+        >>> len(Description().set_backend_pattern_config(entry).configs)
+        1
+        """
+        if not isinstance(config, BackendPatternConfig):
+            raise SpecError(
+                f"expected a BackendPatternConfig, got {config!r}",
+                where="configs",
+                fix="BackendPatternConfig(pattern)",
+            )
+        self._entries[config.normal_pattern] = config
+        return self
+
+    def set_backend_pattern_configs(self, configs: Iterable[BackendPatternConfig]) -> Self:
+        """Register entries in order; each overrides the entry of the same pattern.
+
+        >>> import torch
+        >>> entries = [BackendPatternConfig(op) for op in (torch.add, torch.mul, torch.add)]
+        >>> len(Description().set_backend_pattern_configs(entries).configs)
+        2
+        """
+        with within("configs") as here:
+            for index, config in enumerate(configs):
+                here.place = f"configs[{index}]"
+                self.set_backend_pattern_config(config)
+        return self
+
+    @property
+    def configs(self) -> list[BackendPatternConfig]:
+        """The entries in order of registration, as a new list."""
+        return list(self._entries.values())
+
+    @property
+    def _pattern_complex_format_to_config(self) -> dict[Pattern, BackendPatternConfig]:
+        """The entries by their patterns as reversed nested tuples, PyTorch's keys; a new dict.
+
+        What no tuple can express is its own key.
+        """
+        return {_torch_key(pattern, config): config for pattern, config in self._entries.items()}
+
+    @property
+    def entries(self) -> dict[NormalPattern, BackendPatternConfig]:
+        """The entries by their normal patterns, in order of registration, as a new dict.
+
+        >>> import torch
+        >>> mine = Description("mine").set_backend_pattern_config(BackendPatternConfig(torch.add))
+        >>> mine.entries
+        {NormalPattern(torch.add): BackendPatternConfig(torch.add)}
+        """
+        return dict(self._entries)
+
+    @classmethod
+    def from_dict(cls, backend_config_dict: Mapping[str, Any], version: str | None = None) -> Self:
+        """Build from a dict: ``name``, ``configs``, ``engine``, ``defaults``, ``qdq``, ``slower``.
+
+        ``configs`` is a list of ``BackendPatternConfig`` or of their dicts; ``defaults`` a
+        ``BackendDefaults`` or its dict, ``qdq`` ``QDQRules`` or theirs, ``slower`` a list of
+        ``KnownSlower`` or of their dicts. ``version="1.13"`` reads the older form (then also of entries
+        that are objects): reversed patterns, fusers in reversed order.
+        Raises ``SpecError`` (a ``ValueError``) with the place for an unknown key or a wrong value.
+
+        >>> import torch
+        >>> Description.from_dict({"name": "mine", "configs": [{"pattern": torch.add}]})
+        Description('mine', configs=[
+            BackendPatternConfig(torch.add),
+        ])
+        """
+        check_keys(backend_config_dict, (*_FIELDS, "configs"), "BackendConfig")
+        backend = cls()
+        for name in _FIELDS:
+            if name in backend_config_dict:
+                backend.set_field(name, backend_config_dict[name])
+        for index, item in enumerate(backend_config_dict.get("configs") or ()):
+            with within(f"configs[{index}]"):
+                backend.set_backend_pattern_config(_entry(item, version))
+        return backend
+
+    def to_dict(self) -> dict[str, Any]:
+        """``name``, ``configs`` (as dicts), and ``engine``, ``defaults``, ``qdq``, ``slower`` when set.
+
+        >>> Description("mine").to_dict()
+        {'name': 'mine', 'configs': []}
+        """
+        entries = [config.to_dict() for config in self.configs]
+        values = {field.key: field.kind.to_data(value) for field, value in set_fields(self)}
+        return {"name": self.name, "configs": entries} | values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Description):
+            return NotImplemented
+        return self._comparable() == other._comparable()
+
+    def _comparable(self) -> tuple[Any, ...]:
+        entries = (list(self._entries), self.configs)
+        return (*(getattr(self, name) for name in _FIELDS), *entries)
+
+    def __repr__(self) -> str:
+        more = ((field, value) for field, value in set_fields(self) if field.name != "name")
+        parts = [repr(self.name), *(f"{field.name}={value!r}" for field, value in more)]
+        lines = "".join(f"\n    {config!r}," for config in self.configs)
+        parts.append(f"configs=[{lines}\n]" if lines else "configs=[]")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+_FIELDS = {field.name: field for field in declared(Description)}
+
+
+def _torch_key(registered: NormalPattern, config: BackendPatternConfig) -> Pattern:
+    if isinstance(config.pattern, GraphPattern) and config.pattern.normal == registered:
+        return config.pattern
+    return registered if beyond_tuples(registered) else to_reversed(registered)
+
+
+def _entry(item: Any, version: str | None) -> BackendPatternConfig:
+    if isinstance(item, BackendPatternConfig):
+        if version is None:
+            return item
+        item = item.to_dict()
+    if isinstance(item, Mapping):
+        return BackendPatternConfig.from_dict(item, version)
+    raise SpecError(f"expected a BackendPatternConfig or its dict, got {item!r}")
