@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.initializers import add_initializer, drop_unused
 from backquant.deploy.onnx.provenance import ORIGIN
+from backquant.deploy.onnx.rewrite import OnnxCalls, array_of, input_of, rewrite
 
-__all__ = ["is_blocked", "narrow_constants", "settle_blocks", "transposed_blocks"]
+__all__ = ["is_blocked", "is_plain", "narrow_constants", "settle_blocks", "transposed_blocks"]
 
 
 def is_blocked(node: Any) -> bool:
@@ -30,95 +30,74 @@ def is_blocked(node: Any) -> bool:
     )
 
 
+def is_plain(product: Any) -> bool:
+    """Whether a product has no factors, and does not transpose its first operand."""
+    attributes = product.attributes
+    factors = [attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+    return factors == [1.0, 1.0] and not attributes.get_int("transA", 0)
+
+
 def settle_blocks(model: Any) -> None:
     """Rewrite, in place, every weight in groups (rules 1 and 2)."""
-    for node in list(model.graph):
-        if node.op_type == "Gemm" and is_blocked(node.inputs[1].producer()):
-            _as_matmul(model, node)
-    for node in list(model.graph):
-        if is_blocked(node):
-            _narrow(model, node)
-    drop_unused(model)
+    rewrite(model, {"Gemm": _as_matmul})
+    rewrite(model, {"DequantizeLinear": lambda node: _narrow(node) if is_blocked(node) else None})
 
 
 def narrow_constants(model: Any, origins: Collection[str]) -> None:
     """Apply rule 1, in place, to constants with one scale, or one for each channel, made for ``origins``."""
-    for node in list(model.graph):
-        is_meant = node.op_type == "DequantizeLinear" and node.metadata_props.get(ORIGIN) in origins
+
+    def narrow(node: Any) -> None:
+        is_meant = node.metadata_props.get(ORIGIN) in origins
         if is_meant and all(value.const_value is not None for value in node.inputs):
-            _narrow(model, node)
-    drop_unused(model)
+            _narrow(node)
+
+    rewrite(model, {"DequantizeLinear": narrow})
 
 
-def _as_matmul(model: Any, node: Any) -> None:
+def _as_matmul(node: Any) -> Any:
     """``Gemm(x, w, b)`` as ``MatMul(x, w)`` and ``Add``: rule 2."""
-    import onnx_ir as ir
-
-    factors = (node.attributes.get(name) for name in ("alpha", "beta"))
-    flags = [_flag(node, "transA"), _flag(node, "transB")]
-    if flags[0] or not all(f is None or f.as_float() == 1.0 for f in factors):
-        return
-    weight = node.inputs[1]
-    if flags[1]:
-        weight = transposed_blocks(model, weight.producer(), [1, 0], before=node)
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    product = ir.Node("", "MatMul", [node.inputs[0], weight], name=f"{node.name}/MatMul")
-    made = product if bias is None else ir.Node("", "Add", [product.outputs[0], bias])
-    for new in dict.fromkeys((product, made)):
-        new.metadata_props.update(node.metadata_props)
-        new.name = f"{node.name}/{new.op_type}"
-        new.outputs[0].name = f"{node.outputs[0].name}_{new.op_type}"
-        new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
-        model.graph.insert_before(node, new)
-    node.outputs[0].replace_all_uses_with(made.outputs[0], replace_graph_outputs=True)
-    model.graph.remove(node, safe=True)
+    x, weight, bias = (input_of(node, place) for place in range(3))
+    if not is_blocked(weight.producer()) or not is_plain(node):
+        return None
+    if node.attributes.get_int("transB", 0):
+        weight = transposed_blocks(weight.producer(), [1, 0])
+    product = OnnxCalls(node).MatMul(x, weight)
+    product.shape = node.outputs[0].shape
+    return product if bias is None else OnnxCalls(node).Add(product, bias)
 
 
-def _flag(node: Any, name: str) -> bool:
-    return name in node.attributes and bool(node.attributes[name].as_int())
-
-
-def transposed_blocks(model: Any, node: Any, permutation: list[int], *, before: Any) -> Any:
+def transposed_blocks(node: Any, permutation: list[int]) -> Any:
     """What a dequantized constant in groups gives, transposed: the constants are."""
     import onnx_ir as ir
 
-    arrays = [
-        np.ascontiguousarray(v.const_value.numpy().transpose(permutation)) for v in node.inputs
-    ]
-    inputs = [
-        add_initializer(model, array, str(value.name))
-        for array, value in zip(arrays, node.inputs, strict=True)
-    ]
+    write = OnnxCalls(node)
+    arrays = [array_of(value).transpose(permutation) for value in node.inputs]
     axis = node.attributes["axis"].as_int() % len(permutation)
-    attributes = [
-        ir.AttrInt64("axis", permutation.index(axis)),
-        ir.AttrInt64("block_size", node.attributes["block_size"].as_int()),
-    ]
-    made = ir.Node("", "DequantizeLinear", inputs, attributes, name=f"{node.name}/transposed")
-    result, old = made.outputs[0], node.outputs[0]
-    result.name = f"{old.name}_transposed"
-    result.shape, result.type = ir.Shape(arrays[0].shape), old.type
-    made.metadata_props.update(node.metadata_props)
-    model.graph.insert_before(before, made)
-    return result
+    made = write.again(
+        *(
+            write.constant(*pair)
+            for pair in zip(arrays, (v.name for v in node.inputs), strict=True)
+        ),
+        axis=permutation.index(axis),
+    )
+    made.shape = ir.Shape(arrays[0].shape)
+    return made
 
 
-def _narrow(model: Any, node: Any) -> None:
+def _narrow(node: Any) -> None:
     """Rule 1."""
     import onnx_ir as ir
 
     if len(node.inputs) < 3:
         return
-    weight, zero_point = (node.inputs[i].const_value.numpy() for i in (0, 2))
+    weight, zero_point = (array_of(node.inputs[i]) for i in (0, 2))
     signed = weight.dtype == np.int8
     ends = (-8, 7) if signed else (0, 15)
     fits = all(a.size and ends[0] <= a.min() and a.max() <= ends[1] for a in (weight, zero_point))
     if fits:
-        target = ir.DataType.INT4 if signed else ir.DataType.UINT4
+        target = (ir.DataType.INT4 if signed else ir.DataType.UINT4).numpy()
         for place, array in ((0, weight), (2, zero_point)):
-            made = add_initializer(
-                model, array.astype(target.numpy()), str(node.inputs[place].name)
-            )
-            node.replace_input_with(place, made)
+            name = str(node.inputs[place].name)
+            node.replace_input_with(place, OnnxCalls(node).constant(array.astype(target), name))
     if not zero_point.any():
         node.resize_inputs(2)

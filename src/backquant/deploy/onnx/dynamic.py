@@ -11,25 +11,14 @@ operator documentation, DynamicQuantizeLinear-11 and MatMulInteger-10.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.initializers import add_initializer, drop_unused
+from backquant.deploy.onnx.blocks import is_plain
+from backquant.deploy.onnx.rewrite import OnnxCalls, array_of, comes_from, input_of, rewrite
 
 _FLOAT = 1  # the ONNX type
-
-
-@dataclass(frozen=True)
-class _Product:
-    """A float product of a dynamically quantized value and an integer weight."""
-
-    node: Any
-    dynamic: Any  # DynamicQuantizeLinear
-    weight: np.ndarray[Any, Any]  # [K, N]
-    scale: np.ndarray[Any, Any]  # [N] or []
-    bias: Any
 
 
 def use_integer_products(model: Any) -> None:
@@ -37,11 +26,7 @@ def use_integer_products(model: Any) -> None:
 
     What reads a dynamically quantized value otherwise keeps its quantize and dequantize nodes.
     """
-    for node in list(model.graph):
-        product = _product(node)
-        if product is not None:
-            _rewrite(model, product)
-    drop_unused(model)
+    rewrite(model, {"MatMul": _integer_product, "Gemm": _integer_product})
 
 
 def settle_types(model: Any) -> None:
@@ -58,78 +43,41 @@ def settle_types(model: Any) -> None:
         scale.shape = zero_point.shape = ir.Shape([])
 
 
-def _product(node: Any) -> _Product | None:
-    if node.op_type not in ("MatMul", "Gemm"):
-        return None
-    dynamic = quantized_by(node.inputs[0])
-    found = None if dynamic is None else _weight(node)
-    if dynamic is None or found is None:
-        return None
-    bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
-    return _Product(node, dynamic, *found, bias)
-
-
 def quantized_by(value: Any) -> Any:
     """The DynamicQuantizeLinear that ``value`` is quantized and dequantized by; ``None`` where it is not."""
     for kind in ("DequantizeLinear", "QuantizeLinear"):
-        producer = value.producer()
-        if producer is None or producer.op_type != kind:
+        node = comes_from(value, kind)
+        if node is None:
             return None
-        scale = producer.inputs[1].producer()
-        value = producer.inputs[0]
-    return scale if scale is not None and scale.op_type == "DynamicQuantizeLinear" else None
+        value = node.inputs[0]
+    return comes_from(node.inputs[1], "DynamicQuantizeLinear")
 
 
 def _weight(node: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-    dequantize = node.inputs[1].producer()
-    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+    """The integers ``[K, N]`` and scales ``[N]`` or ``[]`` of the second operand."""
+    dequantize = comes_from(node.inputs[1], "DequantizeLinear")
+    constants = [] if dequantize is None else list(map(array_of, dequantize.inputs))
+    if dequantize is None or any(value is None for value in constants):
         return None
-    constants = [value.const_value for value in dequantize.inputs]
-    if any(value is None for value in constants):
-        return None
-    weight, scale, zero_point = (value.numpy() for value in constants)
-    if weight.ndim != 2 or zero_point.any() or (node.op_type == "Gemm" and not _is_plain(node)):
+    weight, scale, zero_point = constants
+    if weight.ndim != 2 or zero_point.any() or not is_plain(node):
         return None
     axis = dequantize.attributes["axis"].as_int() % 2 if scale.ndim == 1 and scale.size > 1 else 1
-    if node.op_type == "Gemm" and _flag(node, "transB"):
+    if node.attributes.get_int("transB", 0):
         weight, axis = weight.T, 1 - axis if scale.size > 1 else 1
-    return (np.ascontiguousarray(weight), scale) if axis == 1 else None
+    return (weight, scale) if axis == 1 else None
 
 
-def _is_plain(node: Any) -> bool:
-    factors = (node.attributes.get(name) for name in ("alpha", "beta"))
-    return not _flag(node, "transA") and all(f is None or f.as_float() == 1.0 for f in factors)
-
-
-def _flag(node: Any, name: str) -> bool:
-    return name in node.attributes and bool(node.attributes[name].as_int())
-
-
-def _rewrite(model: Any, product: _Product) -> None:
-    import onnx_ir as ir
-
-    old = product.node
-    integers, scale, zero_point = product.dynamic.outputs
-    weight = add_initializer(model, product.weight, f"{old.name}/weight")
-    factor = add_initializer(model, product.scale, f"{old.name}/weight_scale")
-
-    def node(kind: str, inputs: list[Any], attributes: list[Any] | None = None) -> Any:
-        made = ir.Node("", kind, inputs, attributes or [], name=f"{old.name}/{kind}")
-        made.outputs[0].name = f"{old.name}/{kind}_out"
-        made.metadata_props.update(old.metadata_props)
-        model.graph.insert_before(old, made)
-        return made.outputs[0]
-
-    scales = node("Mul", [scale, factor])
-    sums = node("MatMulInteger", [integers, weight, zero_point])
-    floats = node("Cast", [sums], [ir.AttrInt64("to", _FLOAT)])
-    result = ir.Node("", "Mul", [floats, scales], name=f"{old.name}/Scale")
-    result.metadata_props.update(old.metadata_props)
-    model.graph.insert_before(old, result)
-    last = result.outputs[0]
-    last.name = f"{old.name}/Scale_out"
-    if product.bias is not None:
-        last = node("Add", [last, product.bias])
-    last.type, last.shape = old.outputs[0].type, old.outputs[0].shape
-    old.outputs[0].replace_all_uses_with(last, replace_graph_outputs=True)
-    model.graph.remove(old, safe=True)
+def _integer_product(node: Any) -> Any:
+    dynamic = quantized_by(node.inputs[0])
+    found = None if dynamic is None else _weight(node)
+    if found is None:
+        return None
+    integers, scale, zero_point = dynamic.outputs
+    weight, factor = found
+    write, bias = OnnxCalls(node), input_of(node, 2)
+    scales = write.Mul(scale, write.constant(factor, f"{node.name}/weight_scale"))
+    weights = write.constant(weight, f"{node.name}/weight")
+    sums = write.MatMulInteger(integers, weights, zero_point)
+    product = write.Mul(write.Cast(sums, to=_FLOAT), scales)
+    return product if bias is None else write.Add(product, bias)

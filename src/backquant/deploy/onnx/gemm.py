@@ -16,8 +16,17 @@ from typing import Any
 import numpy as np
 
 from backquant.backend_config import DTypeConfig
-from backquant.deploy.onnx.initializers import add_initializer, replace_node
+from backquant.deploy.onnx.blocks import is_plain
 from backquant.deploy.onnx.provenance import ORIGIN
+from backquant.deploy.onnx.rewrite import (
+    OnnxCalls,
+    array_of,
+    comes_from,
+    input_of,
+    readers_of,
+    replace,
+    rewrite,
+)
 
 _LIMIT = 2**31 - 1
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
@@ -26,140 +35,107 @@ _PRODUCTS = ("Gemm", "MatMul", "Conv")
 def store_integer_biases(model: Any) -> None:
     """Rewrite, in place, products on dequantized operands: biases that are operands, and those that are added
     behind a MatMul whose result nothing quantizes (before a quantized one, ONNX Runtime does that itself)."""
-    for node in list(model.graph):
-        if node.op_type not in _PRODUCTS or not _is_quantized(node):
-            continue
-        adds_bias = _bias_reader(node)
-        if adds_bias is not None and _takes_bias(node):
-            if adds_bias[0] is node or not _is_requantized(adds_bias[0]):
-                _store_bias(model, node, *adds_bias)
-            if node.op_type != "Conv" and not _is_requantized(adds_bias[0]):
-                _relu_as_max(model, adds_bias[0].outputs[0])
-        elif node.op_type != "Conv" and not _is_requantized(node):
-            _relu_as_max(model, node.outputs[0])
-            if _is_flat(node):
-                _without_bias(model, node)
+    rewrite(model, dict.fromkeys(_PRODUCTS, _with_integer_bias))
+
+
+def _with_integer_bias(node: Any) -> Any:
+    if not _is_quantized(node):
+        return None
+    found = _bias_reader(node)
+    adds = node if found is None else found[0]
+    is_float = not _is_requantized(adds)
+    if found is not None and (adds is node or is_float):
+        _store_bias(node, *found)
+    if node.op_type == "Conv" or not is_float:
+        return None
+    _relu_as_max(adds)
+    return _with_zeros(node) if found is None else None
 
 
 def store_described_biases(model: Any, described: Mapping[str, DTypeConfig]) -> None:
     """Rewrite, in place, the constant biases of products on dequantized operands, of those nodes of the
     reference graph whose biases are ``described`` as integers of the scale input × weight."""
-    for node in list(model.graph):
+
+    def store(node: Any) -> None:
         config = described.get(node.metadata_props.get(ORIGIN, ""))
-        if config is None or config.bias_scale != "input_times_weight":
-            continue
-        if node.op_type in (*_PRODUCTS, "ConvTranspose") and _is_quantized(node):
-            adds_bias = _bias_reader(node)
-            if adds_bias is not None and _takes_bias(node):
-                _store_bias(model, node, *adds_bias)
+        is_described = config is not None and config.bias_scale == "input_times_weight"
+        found = _bias_reader(node) if is_described and _is_quantized(node) else None
+        if found is not None:
+            _store_bias(node, *found)
+
+    rewrite(model, dict.fromkeys((*_PRODUCTS, "ConvTranspose"), store))
 
 
 def _bias_reader(node: Any) -> tuple[Any, int] | None:
-    """The node that adds a bias, and the position of the bias among its inputs."""
-    if node.op_type in ("Gemm", "Conv", "ConvTranspose"):
-        return (node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else None
-    users = [use.node for use in node.outputs[0].uses()]
-    if len(users) != 1 or users[0].op_type != "Add":
-        return None
-    return users[0], int(users[0].inputs[0] is node.outputs[0])
+    """The node that adds a constant bias, and the position of the bias among its inputs."""
+    reader, place = node, 2
+    if node.op_type == "MatMul":
+        readers = readers_of(node)
+        if [each.op_type for each in readers] != ["Add"]:
+            return None
+        reader, place = readers[0], int(readers[0].inputs[0] is node.outputs[0])
+    return None if array_of(input_of(reader, place)) is None else (reader, place)
 
 
 def _is_quantized(node: Any) -> bool:
-    sources = [value.producer() for value in node.inputs[:2]]
-    if any(source is None or source.op_type != "DequantizeLinear" for source in sources):
-        return False
-    factors = (node.attributes.get(name) for name in ("alpha", "beta"))
-    plain = all(factor is None or factor.as_float() == 1.0 for factor in factors)
-    return plain and not _flag(node, "transA")
-
-
-def _flag(node: Any, name: str) -> bool:
-    return name in node.attributes and bool(node.attributes[name].as_int())
-
-
-def _is_flat(node: Any) -> bool:
-    shape = node.inputs[0].shape
-    return node.op_type == "Gemm" or (shape is not None and len(shape) == 2)
-
-
-def _takes_bias(node: Any) -> bool:
-    """Whether it has a bias, or a constant is added to it."""
-    found = _bias_reader(node)
-    return found is not None and found[0].inputs[found[1]].const_value is not None
+    return is_plain(node) and all(comes_from(x, "DequantizeLinear") for x in node.inputs[:2])
 
 
 def _is_requantized(node: Any) -> bool:
-    users = [use.node for use in node.outputs[0].uses()]
-    if len(users) == 1 and users[0].op_type in ("Relu", "Clip"):
-        users = [use.node for use in users[0].outputs[0].uses()]
-    return bool(users) and all(user.op_type == "QuantizeLinear" for user in users)
+    readers = readers_of(node)
+    if len(readers) == 1 and readers[0].op_type in ("Relu", "Clip"):
+        readers = readers_of(readers[0])
+    return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 
 
-def _store_bias(model: Any, product: Any, adds: Any, position: int) -> None:
-    bias = adds.inputs[position]
-    if bias.const_value is None or len(bias.const_value.shape) != 1:
-        return
-    made = _integers(model, product, bias.const_value.numpy(), str(bias.name))
-    if made is not None:
-        adds.replace_input_with(position, made)
+def _store_bias(product: Any, adds: Any, place: int) -> None:
+    bias = adds.inputs[place]
+    if bias.const_value.numpy().ndim == 1:
+        made = _integers(product, array_of(bias), str(bias.name))
+        if made is not None:
+            adds.replace_input_with(place, made)
 
 
-def _relu_as_max(model: Any, value: Any) -> None:
-    """The Relu that alone reads ``value`` as a maximum."""
-    import onnx_ir as ir
-
-    readers = [use.node for use in value.uses()]
-    if len(readers) != 1 or readers[0].op_type != "Relu":
-        return
-    relu = readers[0]
-    zero = add_initializer(model, np.array(0, np.float32), f"{relu.name}_least")
-    replace_node(model, relu, ir.Node("", "Max", [value, zero], name=relu.name), "max")
+def _relu_as_max(node: Any) -> None:
+    """The Relu that alone reads ``node`` as a maximum."""
+    readers = readers_of(node)
+    if [each.op_type for each in readers] == ["Relu"]:
+        write = OnnxCalls(readers[0])
+        replace(readers[0], write.Max(node.outputs[0], write.constant(np.float32(0))))
 
 
-def _without_bias(model: Any, product: Any) -> None:
-    """A Gemm with a bias of zeros: a following addition of another value is not taken for its bias."""
-    import onnx_ir as ir
-
-    weight = product.inputs[1].producer().inputs[0]
-    if weight.const_value is None or weight.shape is None:
-        return
-    transposed = _flag(product, "transB")
-    width = int(weight.shape[0 if transposed else 1])
-    bias = _integers(model, product, np.zeros(width, np.float32), f"{product.name}/no_bias")
-    if bias is None:
-        return
-    attributes = [ir.AttrInt64("transB", int(transposed))]
-    made = ir.Node("", "Gemm", [*product.inputs[:2], bias], attributes, name=f"{product.name}/zero")
-    replace_node(model, product, made, "product")
+def _with_zeros(product: Any) -> Any:
+    """A product without a bias as a Gemm with a bias of zeros: a following addition of another value is not
+    taken for its bias."""
+    x, weight, bias = (input_of(product, place) for place in range(3))
+    is_flat = product.op_type == "Gemm" or (x.shape is not None and len(x.shape) == 2)
+    integers = weight.producer().inputs[0]
+    if not is_flat or bias is not None or integers.const_value is None:
+        return None
+    transposed = product.attributes.get_int("transB", 0)
+    zeros = np.zeros(integers.const_value.shape[0 if transposed else 1], np.float32)
+    made = _integers(product, zeros, f"{product.name}/no_bias")
+    return None if made is None else OnnxCalls(product).Gemm(x, weight, made, transB=transposed)
 
 
-def _integers(model: Any, product: Any, bias: np.ndarray[Any, Any], name: str) -> Any:
+def _integers(product: Any, bias: np.ndarray[Any, Any], name: str) -> Any:
     """``bias`` as a dequantized constant of the scale input × weight; ``None`` where it does not fit."""
-    import onnx_ir as ir
-
-    scales = [value.producer().inputs[1].const_value for value in product.inputs[:2]]
+    scales = [array_of(value.producer().inputs[1]) for value in product.inputs[:2]]
     if any(scale is None for scale in scales):
         return None
-    first, second = (scale.numpy().astype(np.float32) for scale in scales)
-    step = first * second
+    step = scales[0].astype(np.float32) * scales[1].astype(np.float32)
     if (
         step.size > 1 and bias.size % step.size == 0
     ):  # groups of a transposed convolution share them
         step = np.tile(step, bias.size // step.size)
-    scale = np.ascontiguousarray(np.broadcast_to(step, bias.shape))
+    scale = np.broadcast_to(step, bias.shape)
     integers = np.round(bias.astype(np.float64) / scale)
     if np.abs(integers).max(initial=0) > _LIMIT:
         return None
-    inputs = [
-        add_initializer(model, integers.astype(np.int32), name),
-        add_initializer(model, scale, f"{name}_scale"),
-        add_initializer(model, np.zeros(bias.shape, np.int32), f"{name}_zero_point"),
-    ]
-    axis = [ir.AttrInt64("axis", 0)]
-    made = ir.Node("", "DequantizeLinear", inputs, axis, name=f"{product.name}/bias")
-    result = made.outputs[0]
-    result.name = f"{product.outputs[0].name}_bias"
-    result.type, result.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(bias.shape)
-    made.metadata_props.update(product.metadata_props)
-    model.graph.insert_before(product, made)
-    return result
+    write = OnnxCalls(product)
+    return write.DequantizeLinear(
+        write.constant(integers.astype(np.int32), name),
+        write.constant(scale, f"{name}_scale"),
+        write.constant(np.zeros(bias.shape, np.int32), f"{name}_zero_point"),
+        axis=0,
+    )

@@ -24,8 +24,8 @@ import torch
 from torch import fx
 
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx.initializers import add_initializer, replace_node
 from backquant.deploy.onnx.provenance import ORIGIN
+from backquant.deploy.onnx.rewrite import OnnxCalls, rewrite
 from backquant.deploy.onnx.translate import Table, quantize_linear
 from backquant.deploy.roundings import STANDARD, arithmetic_words, described_quantizes
 from backquant.dtypes import Requantization, quantize_multiplier, shift_of
@@ -115,20 +115,23 @@ def described_quantize(job: ExportJob) -> Table:
 def spell_roundings(model: Any, job: ExportJob) -> None:
     """Rules 2 and 3, in place, on an ``onnx_ir.Model``."""
     described = described_quantizes(job)
-    for node in list(model.graph):
+
+    def spell(node: Any) -> Any:
         made_for = described.get(node.metadata_props.get(ORIGIN, ""))
-        if made_for is None or node.op_type != "QuantizeLinear":
-            continue
+        if made_for is None:
+            return None
         arithmetic, rounding = described_arithmetic(made_for)
         if job.options.get(STANDARD, False):
             words = arithmetic_words(made_for)
             node.metadata_props.update({f"backquant.{name}": word for name, word in words.items()})
-        elif arithmetic == "float":
-            name = f"Quantize{_word(rounding)}"
-            _as_function(model, node, name, _limits(made_for, np.float64), ())
-            _add(model, name, _rounded_body(rounding), ())
-        else:
-            _requantized(model, job, node, made_for)
+            return None
+        if arithmetic != "float":
+            return _requantized(model, job, node, made_for)
+        name = f"Quantize{_word(rounding)}"
+        _add(model, name, _rounded_body(rounding), ())
+        return _as_function(node, name, _limits(made_for, np.float64), ())
+
+    rewrite(model, {"QuantizeLinear": spell})
 
 
 def _word(text: str) -> str:
@@ -147,7 +150,7 @@ def _qparams(made_for: fx.Node) -> tuple[Any, ...]:
     return made_for.args[first : first + 5]
 
 
-def _requantized(model: Any, job: ExportJob, node: Any, made_for: fx.Node) -> None:
+def _requantized(model: Any, job: ExportJob, node: Any, made_for: fx.Node) -> Any:
     """Rule 2 for sums: the multiplier and the shift of the hardware become inputs of the function."""
     arithmetic, rounding = described_arithmetic(made_for)
     step, axis = made_for.args[1:3]
@@ -170,8 +173,8 @@ def _requantized(model: Any, job: ExportJob, node: Any, made_for: fx.Node) -> No
     own = "" if kind is Requantization.FIXED_POINT_TWICE else _word(rounding)
     name = f"Requantize{_word(arithmetic)}{own}"
     more = ("multiplier", "left", "whole")
-    _as_function(model, node, name, inputs, more)
     _add(model, name, _requantized_body(kind, rounding), more)
+    return _as_function(node, name, inputs, more)
 
 
 def _rounded_body(rounding: str) -> str:
@@ -192,22 +195,14 @@ def _requantized_body(kind: Requantization, rounding: str) -> str:
     )
 
 
-def _as_function(
-    model: Any, node: Any, name: str, inputs: dict[str, Any], more: tuple[str, ...]
-) -> None:
+def _as_function(node: Any, name: str, inputs: dict[str, Any], more: tuple[str, ...]) -> Any:
     """The call of the function in the place of ``node``: its value, scale, zero point, then ``more`` and
     the limits."""
-    import onnx_ir as ir
-
-    given = list(node.inputs[:3])
-    held = {
-        part: add_initializer(model, np.ascontiguousarray(array), f"{node.name}/{part}")
-        for part, array in inputs.items()
-    }
-    given[1] = held.get("scale", given[1])
-    values = [*given, *(held[part] for part in (*more, "zero", "low", "high"))]
-    made = ir.Node(DOMAIN, name, values, name=f"{node.name}/{name}")
-    replace_node(model, node, made, "rounded")
+    write = OnnxCalls(node)
+    held = {part: write.constant(array, f"{node.name}/{part}") for part, array in inputs.items()}
+    x, scale, zero_point = node.inputs[:3]
+    last = (held[part] for part in (*more, "zero", "low", "high"))
+    return write.call(name, x, held.get("scale", scale), zero_point, *last, domain=DOMAIN)
 
 
 def _add(model: Any, name: str, body: str, more: tuple[str, ...]) -> None:
@@ -218,5 +213,4 @@ def _add(model: Any, name: str, body: str, more: tuple[str, ...]) -> None:
     inputs = ", ".join(("x", "scale", "zero_point", *more, "zero", "low", "high"))
     head = f'<domain: "{DOMAIN}", opset_import: ["": {version}]>\n{name} ({inputs}) => (y) {{\n'
     function = ir.serde.deserialize_function(onnx.parser.parse_function(f"{head}{body}}}"))
-    model.opset_imports[DOMAIN] = 1
     model.functions[function.identifier()] = function

@@ -19,9 +19,9 @@ from backquant.deploy.onnx.blocks import narrow_constants, settle_blocks, transp
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
 from backquant.deploy.onnx.exporter import exported_to_onnx
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
-from backquant.deploy.onnx.initializers import add_initializer, drop_unused
 from backquant.deploy.onnx.opset import asked_opset, check_opset, lower_opset
 from backquant.deploy.onnx.provenance import name_nodes
+from backquant.deploy.onnx.rewrite import OnnxCalls, array_of, comes_from, drop_unused, rewrite
 from backquant.deploy.onnx.roundings import described_quantize, spell_roundings
 from backquant.deploy.onnx.spelled import spell_for_onnx
 from backquant.deploy.onnx.translate import Table, own_translations, translations
@@ -187,11 +187,13 @@ def _node_in(message: str) -> str:
 
 def write_sums(model: Any) -> None:
     """Rewrite every Add of floats, in place; those of biases and of quantized values stay."""
-    for node in model.graph:
-        if node.op_type != "Add" or not all(_is_activation(value) for value in node.inputs):
-            continue
-        if not all(_is_dequantized(value) for value in node.inputs):
-            node.op_type = "Sum"
+    rewrite(model, {"Add": _as_sum})
+
+
+def _as_sum(node: Any) -> None:
+    is_quantized = all(comes_from(value, "DequantizeLinear") for value in node.inputs)
+    if all(map(_is_activation, node.inputs)) and not is_quantized:
+        node.op_type = "Sum"
 
 
 def _is_activation(value: Any) -> bool:
@@ -200,11 +202,6 @@ def _is_activation(value: Any) -> bool:
     if kind is None or not kind.is_floating_point():
         return False
     return constant is None or len(constant.shape) > 1
-
-
-def _is_dequantized(value: Any) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 # Additions of an epsilon and products with nearly one, kept from the exporter's optimizer.
@@ -222,28 +219,27 @@ _TAKEN_FOR_ONE = 1.1e-5
 
 def keep_epsilons(model: Any) -> None:
     """Apply the rules in place, to ``x + c``, ``c + x``, ``x - c``, ``x * c``, ``c * x`` and ``x / c``."""
-    for node in list(model.graph):
-        if node.op_type == "Add" and any(_epsilon(value) is not None for value in node.inputs):
-            node.op_type = "Sum"
-        elif node.op_type == "Sub":
-            epsilon = _epsilon(node.inputs[1])
-            if epsilon is not None:
-                negative = add_initializer(model, np.negative(epsilon), f"{node.name}_epsilon")
-                node.replace_input_with(1, negative)
-                node.op_type = "Sum"
-        elif node.op_type in ("Mul", "Div"):
-            _keep_factor(model, node)
+    rewrite(
+        model, {"Add": _keep_addend, "Sub": _keep_addend, "Mul": _keep_factor, "Div": _keep_factor}
+    )
 
 
-def _keep_factor(model: Any, node: Any) -> None:
+def _keep_addend(node: Any) -> None:
+    one, other = map(_epsilon, node.inputs)
+    if node.op_type == "Sub" and other is not None:
+        node.replace_input_with(1, OnnxCalls(node).constant(np.negative(other)))
+    if other is not None or (node.op_type == "Add" and one is not None):
+        node.op_type = "Sum"
+
+
+def _keep_factor(node: Any) -> None:
     for place, value in enumerate(node.inputs):
         factor, other = _number(value), node.inputs[1 - place]
         if factor is None or (place == 0 and node.op_type == "Div"):
             continue
         has_axes = other is not None and other.shape is not None and len(other.shape) > 0
         if has_axes and 0 < abs(float(factor.item()) - 1) <= _TAKEN_FOR_ONE:
-            made = add_initializer(model, factor.reshape(1), f"{node.name}_factor")
-            node.replace_input_with(place, made)
+            node.replace_input_with(place, OnnxCalls(node).constant(factor.reshape(1)))
 
 
 def _epsilon(value: Any) -> Any:
@@ -269,28 +265,17 @@ def _number(value: Any) -> Any:
 
 def fold_integer_constants(model: Any) -> None:
     """Fold Cast of integers, and Transpose behind a per-channel or per-tensor DequantizeLinear, in place."""
-    for node in list(model.graph):
-        if node.op_type == "Cast" and _is_constant(node.inputs[0]):
-            _fold_cast(model, node)
-        elif node.op_type == "Transpose":
-            _fold_transpose(model, node)
-    drop_unused(model)
+    rewrite(model, {"Cast": _fold_cast, "Transpose": _fold_transpose})
 
 
-def _is_constant(value: Any) -> bool:
-    return value is not None and value.const_value is not None
-
-
-def _fold_cast(model: Any, node: Any) -> None:
+def _fold_cast(node: Any) -> Any:
     import onnx_ir as ir
 
-    source = node.inputs[0].const_value
-    target = ir.DataType(node.attributes["to"].as_int())
-    if not _is_integer(source.dtype) or not _is_integer(target):
-        return
-    array = source.numpy().astype(target.numpy())
-    _replace(model, node.outputs[0], array)
-    model.graph.remove(node, safe=True)
+    source, target = node.inputs[0], ir.DataType(node.attributes["to"].as_int())
+    array = array_of(source)
+    if array is None or not _is_integer(source.const_value.dtype) or not _is_integer(target):
+        return None
+    return OnnxCalls(node).constant(array.astype(target.numpy()), node.outputs[0].name)
 
 
 def _is_integer(dtype: Any) -> bool:
@@ -302,49 +287,26 @@ def _is_stored(dtype: Any) -> bool:
     return _is_integer(dtype) or str(dtype.name).startswith("FLOAT8")
 
 
-def _fold_transpose(model: Any, node: Any) -> None:
+def _fold_transpose(node: Any) -> Any:
     """Weights are transposed as integers: DequantizeLinear(w, axis) → Transpose is one DequantizeLinear."""
-    source = node.inputs[0]
-    rank = None if source.shape is None else len(source.shape)
-    made = transposed_dequantize(model, source, _permutation(node, rank or 2), before=node)
-    if made is not None:
-        node.outputs[0].replace_all_uses_with(made)
-        model.graph.remove(node, safe=True)
-
-
-def transposed_dequantize(model: Any, value: Any, permutation: list[int], *, before: Any) -> Any:
-    """A dequantized integer constant, transposed; ``None`` if ``value`` is no such thing."""
     import onnx_ir as ir
 
-    dequantize = value.producer()
-    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+    [source] = node.inputs
+    dequantize = comes_from(source, "DequantizeLinear")
+    arrays = [] if dequantize is None else list(map(array_of, dequantize.inputs))
+    if dequantize is None or arrays[0] is None:
         return None
-    weight = dequantize.inputs[0]
+    order = list(node.attributes.get_ints("perm", range(arrays[0].ndim)[::-1]))
     if "block_size" in dequantize.attributes:
-        constant = all(_is_constant(given) for given in dequantize.inputs)
-        return (
-            transposed_blocks(model, dequantize, permutation, before=before) if constant else None
-        )
-    if not _is_constant(weight) or not _is_stored(weight.const_value.dtype):
+        return None if any(a is None for a in arrays) else transposed_blocks(dequantize, order)
+    weight, scale, *zero_point = dequantize.inputs
+    if not _is_stored(weight.const_value.dtype):
         return None
-    array = np.ascontiguousarray(weight.const_value.numpy().transpose(permutation))
-    inputs = [add_initializer(model, array, weight.name), *dequantize.inputs[1:]]
-    attributes = []
-    if inputs[1].shape is not None and len(inputs[1].shape) == 1:
-        axis = dequantize.attributes["axis"].as_int() % array.ndim
-        attributes.append(ir.AttrInt64("axis", permutation.index(axis)))
-    made = ir.Node("", "DequantizeLinear", inputs, attributes, name=f"{dequantize.name}/transposed")
-    made.outputs[0].name = f"{value.name}_transposed"
-    made.outputs[0].shape, made.outputs[0].type = ir.Shape(array.shape), value.type
-    made.metadata_props.update(dequantize.metadata_props)
-    model.graph.insert_before(before, made)
-    return made.outputs[0]
-
-
-def _permutation(node: Any, rank: int) -> list[int]:
-    given = node.attributes.get("perm")
-    return list(range(rank))[::-1] if given is None else list(given.as_ints())
-
-
-def _replace(model: Any, value: Any, array: np.ndarray[Any, Any]) -> None:
-    value.replace_all_uses_with(add_initializer(model, array, value.name))
+    write, attributes = OnnxCalls(dequantize), {}
+    if scale.shape is not None and len(scale.shape) == 1:
+        axis = dequantize.attributes["axis"].as_int() % arrays[0].ndim
+        attributes = {"axis": order.index(axis)}
+    turned = write.constant(arrays[0].transpose(order), weight.name)
+    made = write.DequantizeLinear(turned, scale, *zero_point, **attributes)
+    made.type, made.shape = source.type, ir.Shape(turned.shape)
+    return made

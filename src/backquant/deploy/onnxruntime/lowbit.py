@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from backquant.deploy.onnx.blocks import is_blocked
-from backquant.deploy.onnx.initializers import add_initializer, drop_unused
+from backquant.deploy.onnx.rewrite import OnnxCalls, array_of, rewrite
 
 _DOMAIN = "com.microsoft"
 _FLOAT32 = 1  # accuracy_level
@@ -24,17 +24,7 @@ _FLOAT32 = 1  # accuracy_level
 
 def use_group_kernels(model: Any) -> None:
     """Rewrite, in place, every product with 4-bit weights in groups, and every look-up in such a table."""
-    changed = False
-    for node in list(model.graph):
-        if node.op_type == "MatMul" and _is_of_4_bits(node.inputs[1].producer(), axis=0):
-            _product(model, node)
-            changed = True
-        elif node.op_type == "Gather" and _is_of_4_bits(node.inputs[0].producer(), axis=1):
-            _look_up(model, node)
-            changed = True
-    if changed:
-        model.opset_imports[_DOMAIN] = 1
-        drop_unused(model)
+    rewrite(model, {"MatMul": _product, "Gather": _look_up})
 
 
 def _is_of_4_bits(dequantize: Any, axis: int) -> bool:
@@ -47,17 +37,14 @@ def _is_of_4_bits(dequantize: Any, axis: int) -> bool:
 
 def _parts(dequantize: Any) -> tuple[Any, Any, Any, int]:
     """Unsigned values, scales, zero points (None: 8 for all) and the group size."""
-    weight = dequantize.inputs[0].const_value
-    signed = weight.dtype.name == "INT4"
-    values = weight.numpy().astype(np.int8)
-    zero_point = None
-    if len(dequantize.inputs) > 2:
-        zero_point = dequantize.inputs[2].const_value.numpy().astype(np.int8) + (8 if signed else 0)
-    elif not signed:
-        zero_point = np.zeros(dequantize.inputs[1].const_value.shape, np.int8)
-    scale = dequantize.inputs[1].const_value.numpy()
-    unsigned = (values + (8 if signed else 0)).astype(np.uint8)
-    return unsigned, scale, zero_point, dequantize.attributes["block_size"].as_int()
+    more = 8 if dequantize.inputs[0].const_value.dtype.name == "INT4" else 0
+    weight, scale, *zero_point = map(array_of, dequantize.inputs)
+    values, zero = (weight.astype(np.int8) + more).astype(np.uint8), None
+    if zero_point:
+        zero = zero_point[0].astype(np.int8) + more
+    elif not more:
+        zero = np.zeros(scale.shape, np.int8)
+    return values, scale, zero, dequantize.attributes["block_size"].as_int()
 
 
 def _packed(values: Any) -> Any:
@@ -68,43 +55,32 @@ def _packed(values: Any) -> Any:
     return np.ascontiguousarray(values[..., 0::2] | (values[..., 1::2] << 4))
 
 
-def _product(model: Any, node: Any) -> None:
-    import onnx_ir as ir
-
-    dequantize = node.inputs[1].producer()
+def _product(node: Any) -> Any:
+    x, weight = node.inputs
+    dequantize, write = weight.producer(), OnnxCalls(node)
+    if not _is_of_4_bits(dequantize, axis=0):
+        return None
     values, scale, zero_point, size = _parts(dequantize)
     inner, outer = values.shape
-    blocks = _packed(values.T.reshape(outer, inner // size, size))
     name = str(dequantize.inputs[0].name)
-    inputs = [
-        node.inputs[0],
-        add_initializer(model, blocks, name),
-        add_initializer(model, np.ascontiguousarray(scale.T), f"{name}_scale"),
+    held = [
+        write.constant(_packed(values.T.reshape(outer, inner // size, size)), name),
+        write.constant(scale.T, f"{name}_scale"),
     ]
     if zero_point is not None:
-        inputs.append(add_initializer(model, _packed(zero_point.T), f"{name}_zero_point"))
+        held.append(write.constant(_packed(zero_point.T), f"{name}_zero_point"))
     numbers = {"K": inner, "N": outer, "bits": 4, "block_size": size, "accuracy_level": _FLOAT32}
-    attributes = [ir.AttrInt64(key, value) for key, value in numbers.items()]
-    _replace(model, node, ir.Node(_DOMAIN, "MatMulNBits", inputs, attributes))
+    return write.call("MatMulNBits", x, *held, domain=_DOMAIN, **numbers)
 
 
-def _look_up(model: Any, node: Any) -> None:
-    import onnx_ir as ir
-
-    dequantize = node.inputs[0].producer()
+def _look_up(node: Any) -> Any:
+    table, rows = node.inputs
+    dequantize = table.producer()
+    if not _is_of_4_bits(dequantize, axis=1):
+        return None
+    weight, *qparams = dequantize.inputs
     size = dequantize.attributes["block_size"].as_int()
-    inputs = [dequantize.inputs[0], node.inputs[1], *dequantize.inputs[1:]]
     numbers = {"gather_axis": 0, "quantize_axis": 1, "block_size": size}
-    attributes = [ir.AttrInt64(key, value) for key, value in numbers.items()]
-    _replace(model, node, ir.Node(_DOMAIN, "GatherBlockQuantized", inputs, attributes))
-
-
-def _replace(model: Any, old: Any, made: Any) -> None:
-    made.name = f"{old.name}/{made.op_type}"
-    result = made.outputs[0]
-    result.name = f"{old.outputs[0].name}_groups"
-    result.type, result.shape = old.outputs[0].type, old.outputs[0].shape
-    made.metadata_props.update(old.metadata_props)
-    model.graph.insert_before(old, made)
-    old.outputs[0].replace_all_uses_with(result, replace_graph_outputs=True)
-    model.graph.remove(old, safe=True)
+    return OnnxCalls(node).call(
+        "GatherBlockQuantized", weight, rows, *qparams, domain=_DOMAIN, **numbers
+    )

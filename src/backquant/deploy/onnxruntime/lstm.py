@@ -17,8 +17,8 @@ import numpy as np
 
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.dynamic import quantized_by
-from backquant.deploy.onnx.initializers import add_initializer, drop_unused
 from backquant.deploy.onnx.provenance import ORIGIN
+from backquant.deploy.onnx.rewrite import OnnxCalls, array_of, rewrite
 
 _DOMAIN = "com.microsoft"
 _NAME = "DynamicQuantizeLSTM"
@@ -40,16 +40,10 @@ class _Weight:
 def use_lstm_kernels(model: Any, job: ExportJob) -> None:
     """Rewrite, in place, every LSTM that the plan quantizes at each call, and whose weights are integers."""
     names = {name for operator in job.expected if operator.is_dynamic for name in operator.nodes}
-    changed = False
-    for node in list(model.graph):
-        if node.op_type == "LSTM" and node.metadata_props.get(ORIGIN) in names:
-            weights = [_weight(node.inputs[place]) for place in (1, 2)]
-            if None not in weights:
-                _rewrite(model, node, weights)
-                changed = True
-    if changed:
-        model.opset_imports[_DOMAIN] = 1
-        drop_unused(model)
+    rewrite(
+        model,
+        {"LSTM": lambda n: _on_integers(n) if n.metadata_props.get(ORIGIN) in names else None},
+    )
 
 
 def _weight(value: Any) -> _Weight | None:
@@ -66,11 +60,11 @@ def _weight(value: Any) -> _Weight | None:
             return None
         joined = (np.concatenate([getattr(p, n) for p in found]) for n in ("integers", "scale"))
         return _Weight(*joined)
-    numbers = [given.const_value for given in node.inputs[1:]]
+    numbers = list(map(array_of, node.inputs[1:]))
     if node.op_type not in ("Slice", "Unsqueeze") or any(number is None for number in numbers):
         return None
     of = _weight(node.inputs[0])
-    moves = [number.numpy().tolist() for number in numbers]
+    moves = [number.tolist() for number in numbers]
     if of is None or not (moves == [[0]] if node.op_type == "Unsqueeze" else _of_rows(moves)):
         return None
     if node.op_type == "Unsqueeze":
@@ -86,10 +80,10 @@ def _of_rows(moves: list[list[int]]) -> bool:
 
 
 def _constant(node: Any) -> _Weight | None:
-    constants = [given.const_value for given in node.inputs]
+    constants = list(map(array_of, node.inputs))
     if any(constant is None for constant in constants):
         return None
-    integers, scale, *zero_points = (constant.numpy() for constant in constants)
+    integers, scale, *zero_points = constants
     if integers.dtype != np.int8 or integers.ndim != 2 or any(zero.any() for zero in zero_points):
         return None
     if scale.ndim == 1 and scale.size > 1 and node.attributes["axis"].as_int() % 2 != 0:
@@ -98,30 +92,21 @@ def _constant(node: Any) -> _Weight | None:
     return _Weight(integers, rows.astype(np.float32))
 
 
-def _rewrite(model: Any, old: Any, weights: list[Any]) -> None:
-    import onnx_ir as ir
-
-    _read_floats(old)
-    inputs = [*old.inputs, *[None] * _STATES][:_STATES]
+def _on_integers(node: Any) -> Any:
+    weights = [_weight(node.inputs[place]) for place in (1, 2)]
+    if None in weights:
+        return None
+    _read_floats(node)
+    write = OnnxCalls(node)
+    inputs = [*node.inputs, *[None] * _STATES][:_STATES]
     for place, weight in enumerate(weights, 1):
-        name = f"{old.name}/weight_{place}"
-        turned = np.ascontiguousarray(weight.integers.transpose(0, 2, 1))
-        scale = np.ascontiguousarray(weight.scale[..., 0])
-        inputs[place] = add_initializer(model, turned, name)
-        inputs += [
-            add_initializer(model, scale, f"{name}_scale"),
-            add_initializer(model, np.zeros(scale.shape, np.int8), f"{name}_zero_point"),
-        ]
-    attributes = [old.attributes[n] for n in (*_ATTRIBUTES, *_NUMBERS) if n in old.attributes]
-    made = ir.Node(_DOMAIN, _NAME, inputs, attributes, num_outputs=len(old.outputs))
-    made.name = f"{old.name}/{_NAME}"
-    made.metadata_props.update(old.metadata_props)
-    model.graph.insert_before(old, made)
-    for before, after in zip(old.outputs, made.outputs, strict=True):
-        after.name = f"{before.name}_int8" if before.name else ""
-        after.type, after.shape = before.type, before.shape
-        before.replace_all_uses_with(after, replace_graph_outputs=True)
-    model.graph.remove(old, safe=True)
+        assert weight is not None
+        name, scale = f"{node.name}/weight_{place}", weight.scale[..., 0]
+        inputs[place] = write.constant(weight.integers.transpose(0, 2, 1), name)
+        zeros = np.zeros(scale.shape, np.int8)
+        inputs += [write.constant(scale, f"{name}_scale"), write.constant(zeros, f"{name}_zero")]
+    kept = {n: a for n, a in node.attributes.items() if n in (*_ATTRIBUTES, *_NUMBERS)}
+    return write.call(_NAME, *inputs, domain=_DOMAIN, outputs=len(node.outputs), **kept)
 
 
 def _read_floats(node: Any) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from backquant.deploy.onnx.initializers import add_initializer, drop_unused, replace_node
+from backquant.deploy.onnx.rewrite import (
+    OnnxCalls,
+    array_of,
+    comes_from,
+    input_of,
+    readers_of,
+    rewrite,
+)
 from backquant.deploy.onnxruntime.grids import has_one_scale, same_grid
 from backquant.operators import overload
 
@@ -27,17 +34,31 @@ _INFINITY = float("inf")
 
 def clip_integers(model: Any) -> None:
     """Rewrite, in place, every Relu and Clip with constant bounds that only a QuantizeLinear reads."""
-    for node in list(model.graph):
-        if node.op_type == "QuantizeLinear" and has_one_scale(node):
-            source, low, high = _unclipped(node.inputs[0])
-            producer = source.producer()
-            if source is node.inputs[0] or producer is None:
-                continue
-            if producer.op_type != "DequantizeLinear":
-                _move(model, node, source, (low, high))
-            elif same_grid(producer, node):
-                _clip(model, node, producer.inputs[0], (low, high))
-    drop_unused(model)
+    rewrite(model, {"QuantizeLinear": _clip_behind})
+
+
+def _clip_behind(node: Any) -> Any:
+    if not has_one_scale(node):
+        return None
+    source, *bounds = _unclipped(node.inputs[0])
+    if source is node.inputs[0] or source.producer() is None:
+        return None
+    scale, zero = map(array_of, node.inputs[1:])
+    ends = np.iinfo(zero.dtype)
+    steps = np.rint(np.array(bounds, np.float32) / scale.astype(np.float32).reshape(()))
+    limits = np.clip(steps + int(zero.reshape(())), ends.min, ends.max).astype(zero.dtype)
+    write, integers = OnnxCalls(node), source
+    dequantize = comes_from(source, "DequantizeLinear")
+    if dequantize is not None:
+        if not same_grid(dequantize, node):
+            return None
+        integers = dequantize.inputs[0]
+    elif limits.tolist() == [ends.min, ends.max]:
+        node.replace_input_with(0, source)
+        return None
+    else:
+        integers = write.again(source, *node.inputs[1:])
+    return write.Clip(integers, *map(write.constant, limits))
 
 
 def _unclipped(value: Any) -> tuple[Any, float, float]:
@@ -57,45 +78,11 @@ def _bounds(value: Any) -> tuple[float, float] | None:
         return 0.0, _INFINITY
     if node.op_type != "Clip":
         return None
-    given = [*node.inputs[1:], None, None][:2]
+    given = [input_of(node, place) for place in (1, 2)]
     if any(bound is not None and bound.const_value is None for bound in given):
         return None
-    low, high = (None if b is None else float(b.const_value.numpy()) for b in given)
-    return (-_INFINITY if low is None else low), (_INFINITY if high is None else high)
-
-
-def _move(model: Any, node: Any, source: Any, bounds: tuple[float, float]) -> None:
-    """The quantization reads ``source``, and its result is clipped where there is anything to clip."""
-    node.replace_input_with(0, source)
-    low, high, ends = _steps(node, bounds)
-    if (low, high) != ends:
-        clipped = _clip(model, node, node.outputs[0], bounds)
-        clipped.replace_input_with(0, node.outputs[0])
-
-
-def _clip(model: Any, node: Any, integers: Any, bounds: tuple[float, float]) -> Any:
-    """A Clip of ``integers``, which takes the place of what ``node`` gives."""
-    import onnx_ir as ir
-
-    low, high, _ = _steps(node, bounds)
-    result = node.outputs[0]
-    limits = [add_initializer(model, np.array(end), f"{result.name}_bound") for end in (low, high)]
-    made = ir.Node("", "Clip", [integers, *limits], name=f"{node.name}/Clip")
-    clipped = made.outputs[0]
-    clipped.name, clipped.type, clipped.shape = f"{result.name}_clipped", result.type, result.shape
-    made.metadata_props.update(node.metadata_props)
-    result.replace_all_uses_with(clipped, replace_graph_outputs=True)
-    model.graph.insert_after(node, made)
-    return made
-
-
-def _steps(node: Any, bounds: tuple[float, float]) -> tuple[Any, Any, tuple[int, int]]:
-    """The bounds as integers of a QuantizeLinear, and the ends of its type."""
-    scale, zero = (value.const_value.numpy() for value in node.inputs[1:])
-    ends = np.iinfo(zero.dtype)
-    steps = np.rint(np.array(bounds, np.float32) / scale.astype(np.float32).reshape(()))
-    low, high = np.clip(steps + int(zero.reshape(())), ends.min, ends.max).astype(zero.dtype)
-    return low, high, (int(ends.min), int(ends.max))
+    low, high = map(array_of, given)
+    return -_INFINITY if low is None else float(low), _INFINITY if high is None else float(high)
 
 
 # What clips the floats of a product on integers, written as ``Max`` and ``Min``.
@@ -109,46 +96,24 @@ _PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 def show_products(model: Any) -> None:
     """Rewrite, in place, every Relu and Clip of a product on integers whose result stays float."""
-    for node in list(model.graph):
-        if node.op_type in ("Relu", "Clip") and _hides_product(node):
-            _rewrite(model, node)
+    rewrite(model, {"Relu": _as_bounds, "Clip": _as_bounds})
 
 
-def _hides_product(node: Any) -> bool:
-    product = node.inputs[0].producer()
+def _as_bounds(node: Any) -> Any:
+    value, write = node.inputs[0], OnnxCalls(node)
+    product = value.producer()
     if product is None or product.op_type not in _PRODUCTS:
-        return False
-    sources = [value.producer() for value in product.inputs[:2]]
-    if any(source is None or source.op_type != "DequantizeLinear" for source in sources):
-        return False
-    readers = [use.node.op_type for use in node.outputs[0].uses()]
-    return any(reader != "QuantizeLinear" for reader in readers)
-
-
-def _rewrite(model: Any, node: Any) -> None:
-    import onnx_ir as ir
-
+        return None
+    if not all(comes_from(each, "DequantizeLinear") for each in product.inputs[:2]):
+        return None
+    if all(reader.op_type == "QuantizeLinear" for reader in readers_of(node)):
+        return None
+    low, high = input_of(node, 1), input_of(node, 2)
     if node.op_type == "Relu":
-        zero = np.zeros((), node.inputs[0].dtype.numpy())
-        bounds = [add_initializer(model, zero, f"{node.outputs[0].name}_bound"), None]
-    else:
-        bounds = [*node.inputs[1:], None, None][:2]
-    value, result = node.inputs[0], node.outputs[0]
-    steps = [
-        (kind, bound)
-        for kind, bound in zip(("Max", "Min"), bounds, strict=True)
-        if bound is not None
-    ]
-    for kind, bound in steps:
-        clipped = ir.Node("", kind, [value, bound], name=f"{node.name}/{kind}")
-        clipped.metadata_props.update(node.metadata_props)
-        model.graph.insert_before(node, clipped)
-        value = clipped.outputs[0]
-        value.type, value.shape = result.type, result.shape
-        value.name = f"{result.name}_{kind.lower()}"
-    value.name, result.name = result.name, value.name
-    result.replace_all_uses_with(value, replace_graph_outputs=True)
-    model.graph.remove(node, safe=True)
+        low = write.constant(np.zeros((), value.dtype.numpy()))
+    for kind, bound in (("Max", low), ("Min", high)):
+        value = value if bound is None else write.call(kind, value, bound)
+    return value
 
 
 # Outputs that are quantized for a reader inside of the model stay what they are.
@@ -163,11 +128,17 @@ _MOVING = frozenset({"Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Trans
 
 def keep_outputs(model: Any) -> None:
     """Write such pairs, in place."""
-    for node in list(model.graph):
-        if node.op_type == "QuantizeLinear" and has_one_scale(node):
-            first = _first_after_output(node)
-            if first is not None:
-                _insert_pair(model, node, first)
+    rewrite(model, {"QuantizeLinear": _round_behind_output})
+
+
+def _round_behind_output(node: Any) -> None:
+    reader = _first_after_output(node) if has_one_scale(node) else None
+    if reader is not None:
+        value, write = reader.inputs[0], OnnxCalls(reader)
+        rounded = write.QuantizeLinear(value, *node.inputs[1:])
+        back = write.DequantizeLinear(rounded, *node.inputs[1:])
+        rounded.shape = back.shape = value.shape
+        reader.replace_input_with(0, back)
 
 
 def _first_after_output(quantize: Any) -> Any:
@@ -190,21 +161,6 @@ def _first_after_output(quantize: Any) -> Any:
             return node
 
 
-def _insert_pair(model: Any, quantize: Any, reader: Any) -> None:
-    import onnx_ir as ir
-
-    value = reader.inputs[0]
-    for kind in ("QuantizeLinear", "DequantizeLinear"):
-        name = f"{quantize.name}/{kind}"
-        node = ir.Node("", kind, [value, *quantize.inputs[1:]], name=name)
-        node.metadata_props.update(quantize.metadata_props)
-        value = node.outputs[0]
-        value.name, value.shape = f"{name}_0", reader.inputs[0].shape
-        value.type = quantize.outputs[0].type if kind == "QuantizeLinear" else reader.inputs[0].type
-        model.graph.insert_before(reader, node)
-    reader.replace_input_with(0, value)
-
-
 # Bicubic resizing to a known size, as one product with a matrix along the columns and one along the rows.
 #
 # ONNX Runtime (1.31) computes a bicubic ``Resize`` value by value: of CrossViT, which resizes its input, two
@@ -218,11 +174,7 @@ _CUBIC = -0.75
 
 def resize_by_products(model: Any) -> None:
     """Write such resizing so. Changes an ``onnx_ir.Model``."""
-    found = [node for node in model.graph if node.op_type == "Resize" and _is_bicubic(node)]
-    for node in found:
-        _write(model, node)
-    if found:
-        drop_unused(model)
+    rewrite(model, {"Resize": _as_products})
 
 
 def _is_bicubic(node: Any) -> bool:
@@ -234,32 +186,23 @@ def _is_bicubic(node: Any) -> bool:
     return not named.get("antialias") and not named.get("exclude_outside")
 
 
-def _write(model: Any, node: Any) -> None:
+def _as_products(node: Any) -> Any:
     import onnx_ir as ir
 
-    source, rest = node.inputs[0], list(node.inputs[1:])
-    shape, sizes = source.shape, rest[_SIZES - 1] if len(rest) == _SIZES else None
-    if sizes is None or sizes.const_value is None or any(each is not None for each in rest[:2]):
-        return
+    source, *rest = node.inputs
+    shape, sizes = source.shape, array_of(input_of(node, _SIZES))
+    if not _is_bicubic(node) or sizes is None or any(each is not None for each in rest[:2]):
+        return None
     if shape is None or len(shape) != 4 or not all(isinstance(size, int) for size in shape):
-        return
-    old, new = [int(size) for size in shape], sizes.const_value.numpy().tolist()
+        return None
+    old, new = [int(size) for size in shape], sizes.tolist()
     if old[:2] != new[:2] or sum(old[2:]) > _MOST or source.dtype != ir.DataType.FLOAT:
-        return
-    mode = node.attributes.get("coordinate_transformation_mode")
-    corners = _MODES["half_pixel" if mode is None else mode.as_string()]
-    columns = _constant(model, node, _matrix(old[3], new[3], corners).T)
-    rows = _constant(model, node, _matrix(old[2], new[2], corners))
-    first = ir.Node("", "MatMul", [source, columns], name=f"{node.name}/columns")
-    first.outputs[0].name, first.outputs[0].type = first.name, source.type
-    first.outputs[0].shape = ir.Shape([*old[:3], new[3]])
-    model.graph.insert_before(node, first)
-    second = ir.Node("", "MatMul", [rows, first.outputs[0]], name=f"{node.name}/rows")
-    replace_node(model, node, second, "resized")
-
-
-def _constant(model: Any, node: Any, matrix: np.ndarray[Any, Any]) -> Any:
-    return add_initializer(model, np.ascontiguousarray(matrix), f"{node.name}/matrix")
+        return None
+    mode = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    write, corners = OnnxCalls(node), _MODES[str(mode)]
+    columns = write.MatMul(source, write.constant(_matrix(old[3], new[3], corners).T))
+    columns.shape = ir.Shape([*old[:3], new[3]])
+    return write.MatMul(write.constant(_matrix(old[2], new[2], corners)), columns)
 
 
 def _matrix(old: int, new: int, corners: bool) -> np.ndarray[Any, Any]:

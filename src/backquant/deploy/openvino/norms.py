@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.initializers import add_initializer
+from backquant.deploy.onnx.rewrite import OnnxCalls, rewrite
 
-_NORMS = frozenset(
-    "GroupNormalization InstanceNormalization LayerNormalization MeanVarianceNormalization".split()  # noqa: SIM905
+_NORMS = (
+    *("GroupNormalization", "InstanceNormalization", "LayerNormalization"),
+    "MeanVarianceNormalization",
 )
+_SUMS = ("ReduceMean", "ReduceSum")
 #: Operators that OpenVINO takes a scale through.
 _PASSED = frozenset(
     "Reshape Transpose Flatten Squeeze Unsqueeze Slice Gather Split Identity Concat Expand Pad Tile "  # noqa: SIM905
@@ -31,28 +33,18 @@ _LEAST = np.finfo(np.float32).min
 
 def keep_scales_before_norms(model: Any) -> None:
     """Put such a maximum before every norm or sum that scales could reach. Changes an ``onnx_ir.Model``."""
-    import onnx_ir as ir
-
-    for node in list(model.graph):
-        is_norm = node.op_type in _NORMS or _sums_sequences(node)
-        if not is_norm or not _comes_from_integers(node.inputs[0]):
-            continue
-        value = node.inputs[0]
-        least = add_initializer(model, np.array(_LEAST, np.float32), f"{node.name}/least")
-        kept = ir.Node("", "Max", [value, least], name=f"{node.name}/kept")
-        kept.metadata_props.update(node.metadata_props)
-        result = kept.outputs[0]
-        result.name, result.type, result.shape = f"{node.name}/kept", value.type, value.shape
-        model.graph.insert_before(node, kept)
-        node.replace_input_with(0, result)
+    rewrite(model, dict.fromkeys((*_NORMS, *_SUMS), _keep_scale))
 
 
-def _sums_sequences(node: Any) -> bool:
-    """Rule 2; an unknown number of axes may be three."""
-    if node.op_type not in ("ReduceMean", "ReduceSum"):
-        return False
-    shape = node.inputs[0].shape
-    return shape is None or len(shape) == _SEQUENCES
+def _keep_scale(node: Any) -> None:
+    value, write = node.inputs[0], OnnxCalls(node)
+    if not _comes_from_integers(value):
+        return
+    # rule 2; an unknown number of axes may be three
+    if node.op_type in _NORMS or value.shape is None or len(value.shape) == _SEQUENCES:
+        kept = write.Max(value, write.constant(_LEAST))
+        kept.shape = value.shape
+        node.replace_input_with(0, kept)
 
 
 def _comes_from_integers(value: Any) -> bool:

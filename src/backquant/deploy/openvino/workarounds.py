@@ -7,8 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.initializers import add_initializer, drop_unused
-from backquant.deploy.openvino.joins import put_after
+from backquant.deploy.onnx.rewrite import (
+    OnnxCalls,
+    array_of,
+    comes_from,
+    input_of,
+    only_reader,
+    readers_of,
+    rewrite,
+)
 from backquant.errors import ExportError
 from backquant.lower.machine import machine_facts
 
@@ -33,16 +40,16 @@ _LEAST = np.float32(2.0**-126)  # the smallest normal number
 def separate_biases(model: Any) -> None:
     """Give every convolution but the first that reads a bias a copy of it. Changes an ``onnx_ir.Model``."""
     read: set[str] = set()
-    for node in model.graph:
-        if node.op_type not in _CONVOLUTIONS or len(node.inputs) <= _BIAS:
-            continue
-        bias = node.inputs[_BIAS]
-        if bias is None or bias.const_value is None:
-            continue
-        if bias.name in read:
-            copied = add_initializer(model, bias.const_value.numpy(), bias.name)
-            node.replace_input_with(_BIAS, copied)
-        read.add(bias.name)
+
+    def separate(node: Any) -> None:
+        bias = input_of(node, _BIAS)
+        array = array_of(bias)
+        if array is not None and bias.name in read:
+            node.replace_input_with(_BIAS, OnnxCalls(node).constant(array, bias.name))
+        elif array is not None:
+            read.add(bias.name)
+
+    rewrite(model, dict.fromkeys(_CONVOLUTIONS, separate))
 
 
 def keep_zero_biases(model: Any) -> None:
@@ -53,56 +60,37 @@ def keep_zero_biases(model: Any) -> None:
     a bias that is not zero it leaves them: ``_LEAST`` changes no float above 1e-30. Changes an
     ``onnx_ir.Model``.
     """
-    for node in list(model.graph):
-        if node.op_type not in ("MatMul", "Conv") or not _has_integer_weight(node):
-            continue
-        readers = [use.node for use in node.outputs[0].uses()]
-        if len(readers) == 1 and readers[0].op_type == "Add":
-            _replace_zeros(model, readers[0])
-        elif any(reader.op_type in _MOVES for reader in readers):
-            if node.op_type == "MatMul":
-                _add_nothing(model, node)
-            elif len(node.inputs) == _BIAS:
-                node.resize_inputs(_BIAS + 1)
-                node.replace_input_with(_BIAS, _nothing(model, node, 0))
+    rewrite(model, {"MatMul": _with_bias, "Conv": _with_bias})
 
 
-def _nothing(model: Any, layer: Any, axis: int) -> Any:
-    width = int(layer.inputs[1].producer().inputs[0].shape[axis])
-    return add_initializer(model, np.full(width, _LEAST), f"{layer.name}/no_bias")
+def _with_bias(node: Any) -> Any:
+    dequantize = comes_from(node.inputs[1], "DequantizeLinear")
+    weight = None if dequantize is None else dequantize.inputs[0].const_value
+    if weight is None:
+        return None
+    readers, write = readers_of(node), OnnxCalls(node)
+    if [reader.op_type for reader in readers] == ["Add"]:
+        _replace_zeros(readers[0])
+        return None
+    moves = any(reader.op_type in _MOVES for reader in readers)
+    if not moves or (node.op_type == "Conv" and len(node.inputs) > _BIAS):
+        return None
+    width = weight.shape[0 if node.op_type == "Conv" else -1]
+    nothing = write.constant(np.full(width, _LEAST))
+    if node.op_type == "Conv":
+        return write.again(*node.inputs, nothing)
+    product = write.again()
+    product.shape = node.outputs[0].shape
+    return write.Add(product, nothing)
 
 
-def _add_nothing(model: Any, product: Any) -> None:
-    import onnx_ir as ir
-
-    result = product.outputs[0]
-    adds = ir.Node("", "Add", [result, _nothing(model, product, -1)], name=f"{product.name}/bias")
-    adds.metadata_props.update(product.metadata_props)
-    biased = adds.outputs[0]
-    biased.name, biased.type, biased.shape = f"{result.name}_biased", result.type, result.shape
-    model.graph.insert_after(product, adds)
-    result.replace_all_uses_with(biased, replace_graph_outputs=True)
-    adds.replace_input_with(0, result)
-
-
-def _has_integer_weight(product: Any) -> bool:
-    source = product.inputs[1].producer()
-    return (
-        source is not None
-        and source.op_type == "DequantizeLinear"
-        and source.inputs[0].const_value is not None
-    )
-
-
-def _replace_zeros(model: Any, adds: Any) -> None:
+def _replace_zeros(adds: Any) -> None:
     """The constant zeros that ``adds`` adds, where something that moves values reads its result."""
-    if not any(use.node.op_type in _MOVES for use in adds.outputs[0].uses()):
+    if not any(reader.op_type in _MOVES for reader in readers_of(adds)):
         return
-    for place, value in enumerate(adds.inputs):
-        held = None if value.const_value is None else value.const_value.numpy()
+    for place, held in enumerate(map(array_of, adds.inputs)):
         if held is not None and held.dtype == np.float32 and not held.any():
-            bias = add_initializer(model, np.full(held.shape, _LEAST), f"{adds.name}/zeros")
-            adds.replace_input_with(place, bias)
+            adds.replace_input_with(place, OnnxCalls(adds).constant(np.full(held.shape, _LEAST)))
 
 
 # Reductions whose result is scaled by channel, and then quantized.
@@ -114,39 +102,30 @@ def _replace_zeros(model: Any, adds: Any) -> None:
 
 _SCALING = frozenset({"Add", "BatchNormalization", "Div", "Mul", "Sub"})
 _AXES = 1  # the input that names them
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 
 
 def keep_reduced_axes(model: Any) -> None:
     """Write such reductions so. Changes an ``onnx_ir.Model``."""
-    import onnx_ir
+    rewrite(model, dict.fromkeys((f"Reduce{kind}" for kind in _REDUCTIONS), _keep_axes))
 
-    for node in list(model.graph):
-        if not node.op_type.startswith("Reduce") or len(node.inputs) <= _AXES:
-            continue
-        keeps = node.attributes.get("keepdims")
-        if (keeps is None or keeps.as_int()) or not _is_scaled_and_quantized(node):
-            continue
-        node.attributes["keepdims"] = onnx_ir.AttrInt64("keepdims", 1)
-        value = node.outputs[0]
-        readers, shape = list(value.uses()), value.shape
-        shorter = put_after(model, node, "Squeeze", node.inputs[_AXES])
-        value.shape, shorter.shape = None, shape
-        for reader in readers:
-            reader.node.replace_input_with(reader.idx, shorter)
+
+def _keep_axes(node: Any) -> Any:
+    axes = input_of(node, _AXES)
+    keeps = node.attributes.get_int("keepdims", 1)
+    if axes is None or keeps or not _is_scaled_and_quantized(node):
+        return None
+    return OnnxCalls(node).Squeeze(OnnxCalls(node).again(keepdims=1), axes)
 
 
 def _is_scaled_and_quantized(node: Any) -> bool:
     """Whether one node after another scales the result, which nothing else reads, up to a quantization."""
     scaled = False
-    while True:
-        value = node.outputs[0]
-        uses = list(value.uses())
-        if len(uses) != 1 or value.is_graph_output():
-            return False
-        node = uses[0].node
-        if node.op_type not in _SCALING:
-            return scaled and node.op_type == "QuantizeLinear"
+    while (node := only_reader(node, *_SCALING, "QuantizeLinear")) is not None:
+        if node.op_type == "QuantizeLinear":
+            return scaled
         scaled = True
+    return False
 
 
 # Tables of embeddings whose rows are scaled: the factor goes into the table.
@@ -159,15 +138,7 @@ _LARGE = 1 << 24  # elements of a table that others read, too: a copy of more is
 
 def scale_tables(model: Any) -> None:
     """Fold factors of one number that alone read rows of a table. Changes an ``onnx_ir.Model``."""
-    changed = False
-    for node in list(model.graph):
-        if node.op_type != "Gather" or not _is_table(node.inputs[0]):
-            continue
-        readers = [use.node for use in node.outputs[0].uses()]
-        if len(readers) == 1 and readers[0].op_type == "Mul":
-            changed |= _fold(model, node, readers[0])
-    if changed:
-        drop_unused(model)
+    rewrite(model, {"Mul": _scale_table})
 
 
 def _is_table(value: Any) -> bool:
@@ -177,20 +148,17 @@ def _is_table(value: Any) -> bool:
     return len(held.shape) == 2 and (len(value.uses()) == 1 or held.size <= _LARGE)
 
 
-def _fold(model: Any, gather: Any, product: Any) -> bool:
-    rows = gather.outputs[0]
-    factor = next((value for value in product.inputs if value is not rows), None)
-    if factor is None or factor.const_value is None or factor.const_value.size != 1:
-        return False
-    if rows.shape is None or len(factor.const_value.shape) > len(rows.shape):
-        return False
-    number = factor.const_value.numpy().astype(np.float32).reshape(())
-    table = gather.inputs[0]
-    scaled = table.const_value.numpy() * number
-    gather.replace_input_with(0, add_initializer(model, scaled, f"{table.name}/scaled"))
-    product.outputs[0].replace_all_uses_with(rows, replace_graph_outputs=True)
-    model.graph.remove(product, safe=True)
-    return True
+def _scale_table(node: Any) -> Any:
+    for rows, factor in (node.inputs, node.inputs[::-1]):
+        gather, number = comes_from(rows, "Gather"), array_of(factor)
+        if gather is None or number is None or number.size != 1 or rows.shape is None:
+            continue
+        table = gather.inputs[0]
+        if _is_table(table) and len(readers_of(gather)) == 1 and number.ndim <= len(rows.shape):
+            scaled = array_of(table) * number.astype(np.float32).reshape(())
+            made = OnnxCalls(gather).constant(scaled, f"{table.name}/scaled")
+            return OnnxCalls(gather).again(made, *gather.inputs[1:])
+    return None
 
 
 # Integers of their own for each product whose result is scaled, where several read one weight.
@@ -205,54 +173,38 @@ _WEIGHT = 1
 
 def separate_weights(model: Any) -> None:
     """Copy a weight for each such product but one. Changes an ``onnx_ir.Model``."""
-    for node in list(model.graph):
-        if node.op_type != "DequantizeLinear" or node.inputs[0].const_value is None:
-            continue
-        uses = list(node.outputs[0].uses())
-        scaled = [use for use in uses if use.idx == _WEIGHT and _is_scaled(use.node)]
-        kept = 1 if len(scaled) == len(uses) else 0
-        for use in scaled[kept:]:
-            use.node.replace_input_with(_WEIGHT, _copied(model, node, use.node))
+    rewrite(model, {"DequantizeLinear": _separate_weight})
+
+
+def _separate_weight(node: Any) -> None:
+    weight, *qparams = node.inputs
+    uses = node.outputs[0].uses()
+    scaled = [use for use in uses if use.idx == _WEIGHT and _is_scaled(use.node)]
+    kept = 1 if len(scaled) == len(uses) else 0
+    for use in scaled[kept:] if weight.const_value is not None else ():
+        write = OnnxCalls(node)
+        copied = write.again(write.constant(array_of(weight), weight.name), *qparams)
+        copied.shape = node.outputs[0].shape
+        use.node.replace_input_with(_WEIGHT, copied)
 
 
 def _is_scaled(product: Any) -> bool:
     """Whether the result of a product, with its bias added, is multiplied with a constant."""
     if product.op_type not in _PRODUCTS:
         return False
-    reader = _only_reader(product)
+    reader = only_reader(product, "Add", "Mul", "Div")
     if reader is not None and reader.op_type == "Add" and _reads_constant(reader):
-        reader = _only_reader(reader)
-    return reader is not None and reader.op_type in ("Mul", "Div") and _reads_constant(reader)
-
-
-def _only_reader(node: Any) -> Any:
-    uses = node.outputs[0].uses()
-    return uses[0].node if len(uses) == 1 else None
+        reader = only_reader(reader, "Mul", "Div")
+    return reader is not None and reader.op_type != "Add" and _reads_constant(reader)
 
 
 def _reads_constant(node: Any) -> bool:
     return any(value.const_value is not None for value in node.inputs)
 
 
-def _copied(model: Any, node: Any, reader: Any) -> Any:
-    import onnx_ir as ir
-
-    integers = node.inputs[0]
-    copied = add_initializer(model, integers.const_value.numpy(), integers.name)
-    inputs, attributes = [copied, *node.inputs[1:]], list(node.attributes.values())
-    made = ir.Node("", node.op_type, inputs, attributes=attributes, name=f"{reader.name}/weight")
-    made.metadata_props.update(node.metadata_props)
-    value, result = node.outputs[0], made.outputs[0]
-    result.name, result.type, result.shape = f"{reader.name}/weight", value.type, value.shape
-    model.graph.insert_before(reader, made)
-    return result
-
-
 # Bounds of clamps between integers: OpenVINO (2026.4) makes integers of them by cutting off, where the
 # description rounds. So a bound is put a quarter of a step above the integer that it rounds to.
 
-_CLAMPS = frozenset({"Clip"})
-_SCALE, _ZERO_POINT = 1, 2
 _BOUNDS = (1, 2)  # least, most
 
 
@@ -262,26 +214,23 @@ def shift_bounds(model: Any) -> None:
     Everything below a bound and everything in its step becomes the same integer before and after. Changes an
     ``onnx_ir.Model``.
     """
-    for node in list(model.graph):
-        readers = [use.node for use in node.outputs[0].uses()]
-        if node.op_type not in _CLAMPS or [each.op_type for each in readers] != ["QuantizeLinear"]:
-            continue
-        scale, zero_point = (_constant(readers[0].inputs[at]) for at in (_SCALE, _ZERO_POINT))
-        if scale is None or zero_point is None or scale.size != 1:
-            continue
-        for at in _BOUNDS:
-            bound = _constant(node.inputs[at]) if len(node.inputs) > at else None
-            if bound is not None:
-                step = scale.astype(np.float64).reshape(())
-                places = np.rint(bound.astype(np.float64) / step) + 0.25
-                made = (places * step).astype(bound.dtype)
-                node.replace_input_with(at, add_initializer(model, made, node.inputs[at].name))
+    rewrite(model, {"Clip": _shift_bounds})
 
 
-def _constant(value: Any) -> Any:
-    if value is None or value.const_value is None:
-        return None
-    return value.const_value.numpy()
+def _shift_bounds(node: Any) -> None:
+    readers = readers_of(node)
+    if [reader.op_type for reader in readers] != ["QuantizeLinear"]:
+        return
+    scale, zero_point = (array_of(input_of(readers[0], at)) for at in (1, 2))
+    if scale is None or zero_point is None or scale.size != 1:
+        return
+    for at in _BOUNDS:
+        bound = array_of(input_of(node, at))
+        if bound is not None:
+            step = scale.astype(np.float64).reshape(())
+            made = (np.rint(bound.astype(np.float64) / step) + 0.25) * step
+            shifted = OnnxCalls(node).constant(made.astype(bound.dtype), node.inputs[at].name)
+            node.replace_input_with(at, shifted)
 
 
 # Convolutions that OpenVINO never finishes to compile.
