@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.graph import products_of_activations
+from backquant.graph import GraphRewriter, product_of_activations
 from backquant.graph.shapes import GraphValues
 
 
@@ -28,8 +28,8 @@ class Compared(nn.Module):
 
 def rewritten(function: Any, *inputs: Any, kept: Any = ()) -> tuple[int, fx.GraphModule]:
     module = fx.symbolic_trace(function)
-    count = products_of_activations(module, {}, GraphValues(module, inputs), kept)
-    module.recompile()
+    write = GraphRewriter(module, values=GraphValues(module, inputs), kept=kept)
+    count = write.apply(product_of_activations)
     return count, module
 
 

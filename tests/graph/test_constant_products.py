@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.graph import capture, linear_products
+from backquant.graph import GraphRewriter, capture, linear_product
 
 
 class Products(nn.Module):
@@ -31,13 +31,14 @@ class Products(nn.Module):
 def test_what_is_a_linear_layer() -> None:
     model, x = Products(squared=True).eval(), torch.randn(2, 5, 8)
     traced = capture(model).module
-    assert linear_products(traced, {}) == 2
+    assert GraphRewriter(traced).apply(linear_product) == 2
     targets = [node.target for node in traced.graph.nodes if node.op != "get_attr"]
     assert targets.count(F.linear) == 2
     assert targets.count(operator.matmul) == 1
     assert operator.add not in targets
     assert torch.allclose(traced(x), model(x), atol=1e-5)
-    assert linear_products(capture(model).module, {}, {operator.matmul}) == 1
+    kept = GraphRewriter(capture(model).module, kept={operator.matmul})
+    assert kept.apply(linear_product) == 1
 
 
 def test_a_matrix_that_changes_is_none() -> None:
@@ -45,7 +46,7 @@ def test_a_matrix_that_changes_is_none() -> None:
     x, matrix = graph.placeholder("x"), graph.get_attr("second")
     graph.call_method("add_", (matrix, 1))
     graph.output(graph.call_function(torch.matmul, (x, matrix)))
-    assert linear_products(fx.GraphModule(Products(), graph), {}) == 0
+    assert GraphRewriter(fx.GraphModule(Products(), graph)).apply(linear_product) == 0
 
 
 @pytest.mark.parametrize("capture", ["trace", "export"])

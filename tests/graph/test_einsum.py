@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 import backquant
-from backquant.graph import einsum_products
+from backquant.graph import GraphRewriter, einsum_product
 from backquant.graph.shapes import GraphValues
 
 PRODUCTS = {
@@ -64,7 +64,8 @@ def _traced(equation, shapes, constant=None):
 @pytest.mark.parametrize("equation", PRODUCTS)
 def test_it_is_a_product(equation, constant):
     module, inputs, wanted = _traced(equation, PRODUCTS[equation], constant)
-    assert einsum_products(module, {}, GraphValues(module, tuple(inputs))) == 1
+    write = GraphRewriter(module, values=GraphValues(module, tuple(inputs)))
+    assert write.apply(einsum_product) == 1
     module.graph.lint()
     module.recompile()
     targets = [node.target for node in module.graph.nodes]
@@ -76,14 +77,16 @@ def test_it_is_a_product(equation, constant):
 @pytest.mark.parametrize("equation", OTHERS)
 def test_what_is_none_stays(equation):
     module, inputs, _ = _traced(equation, OTHERS[equation])
-    assert einsum_products(module, {}, GraphValues(module, tuple(inputs))) == 0
+    write = GraphRewriter(module, values=GraphValues(module, tuple(inputs)))
+    assert write.apply(einsum_product) == 0
 
 
 def test_it_stays_where_it_is_named_and_where_no_shape_is_known():
     module, inputs, _ = _traced("ab,bc->ac", PRODUCTS["ab,bc->ac"])
-    assert einsum_products(module, {}, GraphValues(None)) == 0
+    assert GraphRewriter(module).apply(einsum_product) == 0
     values = GraphValues(module, tuple(inputs))
-    assert einsum_products(module, {}, values, {torch.einsum}) == 0
+    kept = GraphRewriter(module, values=values, kept={torch.einsum})
+    assert kept.apply(einsum_product) == 0
 
 
 class Heads(nn.Module):

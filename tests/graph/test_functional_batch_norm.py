@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.graph import batch_norm_modules, capture
+from backquant.graph import GraphRewriter, batch_norm_module, capture
 from backquant.graph.shapes import GraphValues
 
 
@@ -49,9 +49,9 @@ def test_one_behind_a_convolution_is_a_module() -> None:
         captured = capture(model, decomposition=None)
         module, scopes = captured.module, captured.scopes
         values = GraphValues(module, x)
-        assert batch_norm_modules(module, scopes, values, {F.batch_norm}) == 0
-        assert batch_norm_modules(module, scopes, GraphValues(None)) == 0  # of an unknown rank
-        assert batch_norm_modules(module, scopes, values) == 1
+        assert GraphRewriter(module, scopes, values, {F.batch_norm}).apply(batch_norm_module) == 0
+        assert GraphRewriter(module, scopes).apply(batch_norm_module) == 0  # of an unknown rank
+        assert GraphRewriter(module, scopes, values).apply(batch_norm_module) == 1
         assert torch.equal(captured.module(x), model(x))
         if affine:  # the tensors of the model, and no copies
             held = {id(tensor) for tensor in captured.module.state_dict(keep_vars=True).values()}
@@ -63,7 +63,12 @@ def test_statistics_that_change_stay() -> None:
     [norm, _] = module.graph.find_nodes(op="call_function", target=F.batch_norm)
     with module.graph.inserting_before(norm):
         module.graph.call_method("add_", (norm.args[1], 1))
-    assert batch_norm_modules(module, {}, GraphValues(module, torch.zeros(2, 3, 8, 8))) == 0
+    assert (
+        GraphRewriter(module, values=GraphValues(module, torch.zeros(2, 3, 8, 8))).apply(
+            batch_norm_module
+        )
+        == 0
+    )
 
 
 def test_one_over_another_axis_stays() -> None:
@@ -71,8 +76,8 @@ def test_one_over_another_axis_stays() -> None:
     parts = Block(True).first.eval()
     parts["norm"].forward = lambda x: F.batch_norm(x, *_statistics(parts["norm"]))
     module, x = capture(nn.Sequential(*parts.values())).module, torch.randn(3, 6, 8)
-    assert batch_norm_modules(module, {}, GraphValues(module, x)) == 0
-    assert batch_norm_modules(module, {}, GraphValues(module, x[None])) == 1
+    assert GraphRewriter(module, values=GraphValues(module, x)).apply(batch_norm_module) == 0
+    assert GraphRewriter(module, values=GraphValues(module, x[None])).apply(batch_norm_module) == 1
 
 
 @pytest.mark.parametrize("capture", ["trace", "export"])

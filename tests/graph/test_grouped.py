@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from backquant.graph import capture
-from backquant.graph.grouped import grouped_linear, grouped_linears_to_train
+from backquant.graph import GraphRewriter, capture
+from backquant.graph.grouped import grouped_linear, grouped_product_to_train
 
 ENDS = torch.tensor([2, 2, 5], dtype=torch.int32)
 
@@ -34,7 +34,7 @@ def test_values_and_gradients_are_those_of_the_product(turned: bool) -> None:
     model = Experts(turned)
     other = copy.deepcopy(model)
     graph = fx.symbolic_trace(other)
-    assert grouped_linears_to_train(graph, {}) == 1
+    assert GraphRewriter(graph).apply(grouped_product_to_train) == 1
     x, y = (torch.arange(20.0).reshape(5, 4).requires_grad_() for _ in range(2))
     one, two = model(x, ENDS), graph(y, ENDS)
     torch.testing.assert_close(two, one)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import backquant
-from backquant.graph.whole_pools import whole_pools
+from backquant.graph import GraphRewriter, whole_pool
 
 WHOLE: dict[str, Any] = {
     "sizes of a slice": lambda x: F.avg_pool2d(x, x.size()[2:]),
@@ -31,7 +31,7 @@ OTHER: dict[str, Any] = {
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "one axis"])
 def test_it_is_global_pooling(name: str) -> None:
     module = fx.symbolic_trace(WHOLE[name])
-    assert whole_pools(module) == 1
+    assert GraphRewriter(module).apply(whole_pool) == 1
     assert len(module.graph.nodes) == 3
     for size in ((2, 3, 5, 7), (1, 3, 4, 4)):
         x = torch.randn(size)
@@ -40,11 +40,12 @@ def test_it_is_global_pooling(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER)
 def test_other_windows_stay(name: str) -> None:
-    assert whole_pools(fx.symbolic_trace(OTHER[name])) == 0
+    assert GraphRewriter(fx.symbolic_trace(OTHER[name])).apply(whole_pool) == 0
 
 
 def test_what_is_named_stays() -> None:
-    assert whole_pools(fx.symbolic_trace(WHOLE["named"]), {F.avg_pool2d}) == 0
+    kept = GraphRewriter(fx.symbolic_trace(WHOLE["named"]), kept={F.avg_pool2d})
+    assert kept.apply(whole_pool) == 0
 
 
 class Squeezed(nn.Module):

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.graph import hard_swishes
+from backquant.graph import GraphRewriter, hard_sigmoid, hard_swish
 from backquant.graph.shapes import GraphValues
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -44,8 +44,8 @@ class Written(nn.Module):
 
 def rewritten(model: nn.Module, x: torch.Tensor) -> tuple[fx.GraphModule, int]:
     module = fx.symbolic_trace(model)
-    count = hard_swishes(module, {}, GraphValues(module, (x,)))
-    module.recompile()
+    write = GraphRewriter(module, values=GraphValues(module, (x,)))
+    count = write.apply(hard_sigmoid, hard_swish)
     return module, count
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from backquant.errors import BackquantError, UsageError, first_line
-from backquant.graph.tracer import user_line
+from backquant.graph.user_code import user_line
 
 Metric = Callable[[nn.Module], float]
 

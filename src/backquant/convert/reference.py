@@ -50,6 +50,7 @@ from backquant.errors import BackquantError, UsageError
 from backquant.graph import (
     GraphEditor,
     GraphIndex,
+    GraphRewriter,
     contract,
     free_path,
     get_module,
@@ -193,7 +194,7 @@ def _working_copy(
 ) -> Conversion:
     module = rebuilt(ReferenceModel, prepared, shallow_copy(prepared))
     settle_mode_values(module)
-    zeros_for_unwritten(module)
+    GraphRewriter(module).apply(zeros_for_unwritten)
     inline_custom_gradients(module)
     return Conversion(
         module=module,

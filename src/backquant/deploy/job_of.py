@@ -26,7 +26,7 @@ from backquant.graph.edit import NamePool
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export.dims import of_all_inputs
-from backquant.graph.folding import changed_tensors
+from backquant.graph.mutation import changed_tensors
 from backquant.graph.plain_arguments import plain_shapes, with_plain_arguments
 from backquant.graph.plain_outputs import with_plain_outputs
 from backquant.match import Plan

@@ -11,6 +11,8 @@ Python).
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendConfig
-from backquant.graph import Captured, Scope, reshape_views
+from backquant.graph import Captured, GraphRewriter, Scope, reshape_views
 from backquant.graph.computed_once import computed_once
 from backquant.match.attention import as_products
 from backquant.match.qconfig_reader import QConfigReader
@@ -49,14 +51,14 @@ def decompose_attention(
     """
     if backend.qdq is None or backend.qdq.attention == "whole":
         return
-    table, reader, changed = RuleTable(mapping), QConfigReader(), False
-    for node in list(captured.module.graph.nodes):
-        given = as_products(node)
-        scope = captured.scopes.get(node.name, Scope("", None))
-        if given is not None and _is_requested(table, reader, scope):
-            _decompose(captured, node, given)
-            changed = True
-    if changed:
+    table, reader = RuleTable(mapping), QConfigReader()
+
+    def products(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+        given, scope = as_products(node), write.scopes.get(node.name, Scope("", None))
+        is_meant = given is not None and _is_requested(table, reader, scope)
+        return _products(partial(write.call, node), **given) if given and is_meant else None
+
+    if GraphRewriter(captured.module, captured.scopes).apply(products):
         # the operator lays heads inside of positions, a product does not
         reshape_views(captured.module.graph)
         computed_once(captured.module, captured.scopes)  # scores that two attentions share
@@ -75,33 +77,25 @@ def _is_requested(table: RuleTable, reader: QConfigReader, scope: Scope) -> bool
     return request is not None and not request.is_dynamic and not request.dtype.is_floating_point
 
 
-def _decompose(captured: Captured, node: fx.Node, given: dict[str, Any]) -> None:
+def _products(
+    call: Callable[..., fx.Node],
+    query: fx.Node,
+    key: fx.Node,
+    value: fx.Node,
+    attn_mask: Any = None,
+    is_causal: bool = False,
+    scale: Any = None,
+    **_: Any,
+) -> fx.Node:
     """Scores are scaled, not queries: products read what linear layers give."""
-    graph, query, key = captured.module.graph, given["query"], given["key"]
-    made: list[fx.Node] = []
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        kind = graph.call_method if isinstance(target, str) else graph.call_function
-        made.append(kind(target, args, kwargs))
-        return made[-1]
-
-    with graph.inserting_before(node):
-        scores = call(torch.matmul, query, call("transpose", key, -2, -1))
-        scale = given.get("scale")
-        if scale is None:
-            scale = call(operator.pow, call("size", query, -1), -0.5)
-        scores = call(torch.mul, scores, scale)
-        mask = given.get("attn_mask")
-        if given.get("is_causal"):
-            ones = call("new_ones", query, (call("size", query, -2), call("size", key, -2)))
-            mask = call("bool", call("tril", ones))
-        if mask is not None:
-            hidden = call("logical_not", mask)
-            scores = call("masked_fill", scores, hidden, torch.finfo(torch.float32).min)
-        weights = call(F.softmax, scores, dim=-1)
-        result = call(torch.matmul, weights, given["value"])
-    node.replace_all_uses_with(result)
-    scope = captured.scopes.pop(node.name, None)
-    graph.erase_node(node)
-    if scope is not None:
-        captured.scopes.update((one.name, scope) for one in made)
+    scores = call(torch.matmul, query, call("transpose", key, -2, -1))
+    if scale is None:
+        scale = call(operator.pow, call("size", query, -1), -0.5)
+    scores = call(torch.mul, scores, scale)
+    if is_causal:
+        ones = call("new_ones", query, (call("size", query, -2), call("size", key, -2)))
+        attn_mask = call("bool", call("tril", ones))
+    if attn_mask is not None:
+        hidden = call("logical_not", attn_mask)
+        scores = call("masked_fill", scores, hidden, torch.finfo(torch.float32).min)
+    return call(torch.matmul, call(F.softmax, scores, dim=-1), value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backquant.graph.affine import fold_affines
+from backquant.graph.affine import fold_affine
 from backquant.graph.alike import alike
 from backquant.graph.any_layout import move_rank_reads, reshape_views
 from backquant.graph.assemble import (
@@ -24,9 +24,9 @@ from backquant.graph.clone import (
     without_parametrizations,
 )
 from backquant.graph.collector import released
-from backquant.graph.computed_biases import add_computed_biases
-from backquant.graph.computed_weights import products_of_activations
-from backquant.graph.constant_products import linear_products
+from backquant.graph.computed_biases import added_bias
+from backquant.graph.computed_weights import product_of_activations
+from backquant.graph.constant_products import linear_product
 from backquant.graph.custom_gradients import inline_custom_gradients
 from backquant.graph.edit import (
     GraphEditor,
@@ -36,12 +36,12 @@ from backquant.graph.edit import (
     remove_unused_modules,
     set_module,
 )
-from backquant.graph.einsum import einsum_products
+from backquant.graph.einsum import einsum_product
 from backquant.graph.example import as_arguments, check_inputs, with_distinct_tensors
 from backquant.graph.float8 import register_float8
 from backquant.graph.folding import fold_constants
-from backquant.graph.functional_batch_norm import batch_norm_modules
-from backquant.graph.grouped import grouped_linears
+from backquant.graph.functional_batch_norm import batch_norm_module
+from backquant.graph.grouped import grouped_product
 from backquant.graph.modes import (
     CapturedForTraining,
     ModeValue,
@@ -61,15 +61,17 @@ from backquant.graph.queries import (
     operator_key,
 )
 from backquant.graph.requantize import register_quantized_decomposed, register_requantize
+from backquant.graph.rewrite import GraphRewriter
 from backquant.graph.total import is_of_tensors
 from backquant.graph.tracer import is_leaf
 from backquant.graph.unwritten import zeros_for_unwritten
 from backquant.graph.verify import complaints, verify
-from backquant.graph.whole_pools import whole_pools
+from backquant.graph.whole_pools import whole_pool
 from backquant.graph.wrapped import inline_call, inline_wrapped
-from backquant.graph.written_out import hard_swishes
+from backquant.graph.written_out import hard_sigmoid, hard_swish
 
 __all__ = [
+    "GraphRewriter",
     "Breach",
     "inline_call",
     "inline_wrapped",
@@ -87,8 +89,8 @@ __all__ = [
     "alike",
     "as_arguments",
     "assemble",
-    "add_computed_biases",
-    "batch_norm_modules",
+    "added_bias",
+    "batch_norm_module",
     "call_before",
     "called_whole",
     "capture",
@@ -97,19 +99,20 @@ __all__ = [
     "complaints",
     "copied_graph",
     "returning",
-    "einsum_products",
-    "fold_affines",
+    "einsum_product",
+    "fold_affine",
     "fold_constants",
     "free_path",
     "get_module",
     "contract",
     "graph_pass",
-    "grouped_linears",
+    "grouped_product",
     "is_leaf",
     "is_of_tensors",
     "known_types",
-    "hard_swishes",
-    "linear_products",
+    "hard_sigmoid",
+    "hard_swish",
+    "linear_product",
     "move_rank_reads",
     "node_arguments",
     "nodes_in",
@@ -119,7 +122,7 @@ __all__ = [
     "own_tensors",
     "part",
     "preserve",
-    "products_of_activations",
+    "product_of_activations",
     "rebuilt",
     "register_blocks",
     "register_float8",
@@ -136,7 +139,7 @@ __all__ = [
     "take_graph",
     "verify",
     "with_distinct_tensors",
-    "whole_pools",
+    "whole_pool",
     "without_parametrizations",
     "zeros_for_unwritten",
 ]

@@ -8,18 +8,14 @@ nothing, and the layer is fused with the activation behind it. Dropout and permu
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from backquant.graph.arithmetic import arithmetic_of, plain_name
-from backquant.graph.constant_products import Constants
-from backquant.graph.edit import get_module, set_module
-from backquant.graph.provenance import Scope
-from backquant.graph.shapes import GraphValues
+from backquant.graph.edit import set_module
+from backquant.graph.rewrite import Constants, GraphRewriter, only_reader
 
 _PERMUTATIONS = frozenset({torch.permute, "permute"})
 # identities in evaluation mode
@@ -37,23 +33,13 @@ _CHANNEL_AXES: dict[type[nn.Module], int] = {
 }
 
 
-def fold_affines(
-    module: fx.GraphModule,
-    scopes: dict[str, Scope],
-    values: GraphValues,
-    kept: Collection[Any] = (),
-) -> int:
-    """Fold products and sums of a layer's output with constants into the layer, in place; how many.
+def fold_affine(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """Fold products and sums of a layer's output with constants into the layer, whose module is replaced.
 
     The layer is a convolution or a linear layer that is called once, and nothing else reads its output. A
-    constant is a number, or a tensor with one value, or one for each channel. The layer's module is replaced.
+    constant is a number, or a tensor with one value, or one for each channel; one that adds axes stays.
 
-    Args:
-        module: a graph in evaluation mode.
-        scopes: of its nodes.
-        values: the ranks of its tensors: a constant that adds axes stays.
-        kept: operators that stay as they are.
-
+    >>> from backquant.graph.shapes import GraphValues
     >>> class Scaled(nn.Module):
     ...     def __init__(self):
     ...         super().__init__(); self.conv = nn.Conv2d(1, 2, 1)
@@ -61,34 +47,31 @@ def fold_affines(
     ...         return 2 * self.conv(x) + 1
     >>> module = fx.symbolic_trace(Scaled())
     >>> values = GraphValues(module, (torch.zeros(1, 1, 4, 4),))
-    >>> fold_affines(module, {}, values), [node.name for node in module.graph.nodes]
-    (2, ['x', 'conv', 'output'])
+    >>> GraphRewriter(module, values=values).apply(fold_affine), [node.name for node in module.graph.nodes]
+    (1, ['x', 'conv', 'output'])
     """
-    calls = list(module.graph.find_nodes(op="call_module"))
-    layers = {node: get_module(module, str(node.target)) for node in calls}
-    times = Counter(map(id, layers.values()))
-    constants = Constants(module)
-    count = 0
-    for node, layer in layers.items():
-        if times[id(layer)] > 1 or not _can_change(layer) or not _meets_arithmetic(node, layers):
-            continue
-        facts = values.of(node.name)  # the first call runs the model
-        if facts is None:
-            continue
-        affine = _Affine(layer, len(facts.shape), constants)
-        steps: list[tuple[fx.Node, fx.Node]] = []
-        last = node
-        while (user := _only_user(last)) is not None and user.target not in kept:
-            if affine.then(user, last):
-                steps.append((user, last))
-            elif not affine.passes(user, layers.get(user)):
-                break
-            last = user
-        if steps:
-            set_module(module, str(node.target), affine.folded())
-            _erase(module.graph, steps, scopes)
-            count += len(steps)
-    return count
+    layer = write.called(node)
+    if layer is None or not _can_change(layer) or not _meets_arithmetic(node, write):
+        return None
+    facts = None if write.times[layer] > 1 else write.facts(node)
+    if facts is None:
+        return None
+    affine = _Affine(layer, len(facts.shape), write.constants)
+    steps: list[tuple[fx.Node, fx.Node]] = []
+    last = node
+    while (reader := only_reader(last)) is not None and reader.target not in write.kept:
+        if affine.then(reader, last):
+            steps.append((reader, last))
+        elif not affine.passes(reader, write.called(reader)):
+            break
+        last = reader
+    if not steps:
+        return None
+    set_module(write.module, str(node.target), affine.folded())
+    for step, before in reversed(steps):
+        step.replace_all_uses_with(before)
+        write.erase(step)
+    return node
 
 
 class _Affine:
@@ -184,31 +167,13 @@ def _can_change(layer: Any) -> bool:
     return is_float and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
-    """The call that alone reads ``node``."""
-    user = next(iter(node.users), None)
-    is_call = user is not None and user.op.startswith("call_")
-    return user if is_call and len(node.users) == 1 else None
-
-
-def _meets_arithmetic(node: fx.Node, layers: Mapping[fx.Node, nn.Module]) -> bool:
+def _meets_arithmetic(node: fx.Node, write: GraphRewriter) -> bool:
     """Whether arithmetic is the first that changes what ``node`` gives."""
-    user = _only_user(node)
-    while user is not None and (type(layers.get(user)) in _NOTHING or _permutes(user)):
-        user = _only_user(user)
-    return user is not None and arithmetic_of(user) is not None
+    reader = only_reader(node)
+    while reader is not None and (type(write.called(reader)) in _NOTHING or _permutes(reader)):
+        reader = only_reader(reader)
+    return reader is not None and arithmetic_of(reader) is not None
 
 
 def _permutes(node: fx.Node) -> bool:
     return plain_name(node.target) in _PERMUTATIONS and not node.kwargs and len(node.args) > 1
-
-
-def _erase(graph: fx.Graph, steps: list[tuple[fx.Node, fx.Node]], scopes: dict[str, Scope]) -> None:
-    """Let what each step reads stand for it: it goes, and its constants with it."""
-    for step, last in reversed(steps):
-        step.replace_all_uses_with(last)
-        read = [each for each in step.all_input_nodes if each.op == "get_attr"]
-        for old in (step, *read):
-            if not old.users:
-                graph.erase_node(old)
-                scopes.pop(old.name, None)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from backquant.graph.tracer import frame_line, is_users
+from backquant.graph.user_code import frame_line, is_users
 
 __all__ = ["asserted", "passing_asserts", "unchecked_notes"]
 

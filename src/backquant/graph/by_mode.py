@@ -12,9 +12,30 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-__all__ = ["ByMode", "is_identity", "may_be_by_mode"]
+__all__ = ["ByMode", "ModeValue", "is_identity", "may_be_by_mode"]
 
 _NUMBERS = (bool, int, float, str, type(None))
+
+
+class ModeValue(nn.Module):
+    """A constant (``True``, ``0.1``) that differs between training and evaluation.
+
+    >>> p = ModeValue(0.1, 0.0)
+    >>> p(), p.eval()()
+    (0.1, 0.0)
+    """
+
+    def __init__(self, in_training: Any, in_evaluation: Any) -> None:
+        super().__init__()
+        self.in_training = in_training
+        self.in_evaluation = in_evaluation
+
+    def forward(self) -> Any:
+        """The value for the present mode."""
+        return self.in_training if self.training else self.in_evaluation
+
+    def extra_repr(self) -> str:
+        return f"{self.in_training!r} in training, {self.in_evaluation!r} in evaluation"
 
 
 class ByMode(nn.Module):

@@ -25,7 +25,8 @@ from backquant.graph.own_thread import capture_in_own_thread
 from backquant.graph.provenance import Scope
 from backquant.graph.returned import keep_returned
 from backquant.graph.trace_guards import add_checks, notes_of
-from backquant.graph.tracer import ModuleTracer, user_line
+from backquant.graph.tracer import ModuleTracer
+from backquant.graph.user_code import user_line
 
 _ASSIGNED = "forward assigns to {!r}: the quantized model reads the value from before, at each call"
 # As errors of Python's name the class of a value.

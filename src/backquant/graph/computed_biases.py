@@ -7,20 +7,15 @@ A bias that depends on an input is an addition, and the product before it runs o
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
-from typing import Any
 
 from torch import fx
 from torch.nn import functional as F
 
-from backquant.graph.constant_products import Constants
-from backquant.graph.provenance import Scope
+from backquant.graph.rewrite import GraphRewriter, arguments_by_name
 
 
-def add_computed_biases(
-    module: fx.GraphModule, scopes: dict[str, Scope], kept: Collection[Any] = ()
-) -> int:
-    """Let the computed biases of linear layers with constant weights be added, in place; how many.
+def added_bias(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """The computed bias of a linear layer with a constant weight as an addition.
 
     >>> import torch
     >>> class Model(torch.nn.Module):
@@ -29,25 +24,16 @@ def add_computed_biases(
     ...     def forward(self, x, b):
     ...         return F.linear(x, self.w, b)
     >>> module = fx.symbolic_trace(Model())
-    >>> add_computed_biases(module, {}), [node.name for node in module.graph.nodes]
+    >>> GraphRewriter(module).apply(added_bias), [node.name for node in module.graph.nodes]
     (1, ['x', 'b', 'w', 'linear', 'add', 'output'])
     """
-    if F.linear in kept:
-        return 0
-    constants = Constants(module)
-    count = 0
-    for node in list(module.graph.find_nodes(op="call_function", target=F.linear)):
-        given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
-        bias = given.get("bias")
-        if not isinstance(bias, fx.Node) or bias.op == "get_attr":
-            continue
-        if constants.value(given.get("weight")) is None:
-            continue
-        node.args, node.kwargs = (given["input"], given["weight"]), {}
-        with module.graph.inserting_after(node):
-            added = module.graph.call_function(operator.add, (node, bias))
-        node.replace_all_uses_with(added, lambda user, added=added: user is not added)
-        added.meta.update(node.meta)
-        scopes[added.name] = scopes.get(node.name, Scope("", None))
-        count += 1
-    return count
+    if node.target is not F.linear:
+        return None
+    given = arguments_by_name(node, "input", "weight", "bias")
+    bias, weight = given.get("bias"), given.get("weight")
+    is_computed = isinstance(bias, fx.Node) and bias.op != "get_attr"
+    if not is_computed or write.constants.value(weight) is None:
+        return None
+    node.args, node.kwargs = (given["input"], weight), {}
+    write.follow(node, operator.add, bias)
+    return node

@@ -10,64 +10,33 @@ operand alone has, or twice; outer products and products of vectors, which no in
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from backquant.graph.constant_products import Constants
-from backquant.graph.edit import NamePool
-from backquant.graph.provenance import Scope
-from backquant.graph.shapes import GraphValues
+from backquant.graph.rewrite import GraphRewriter
 
 _EINSUM = (torch.einsum, torch.ops.aten.einsum.default)
 
 
-def einsum_products(
-    module: fx.GraphModule,
-    scopes: dict[str, Scope],
-    values: GraphValues,
-    kept: Collection[Any] = (),
-) -> int:
-    """Write every ``torch.einsum`` that is a matrix product as one, in place; how many.
+def einsum_product(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """A ``torch.einsum`` that is a matrix product, as one. With unknown or broadcast sizes it stays.
 
-    Args:
-        module: a captured graph.
-        scopes: of its nodes; new nodes have that of the equation's.
-        values: shapes of its tensors; where they are unknown, or a size is broadcast, nothing is done.
-        kept: operators that stay as they are.
-
+    >>> from backquant.graph.shapes import GraphValues
     >>> module = fx.symbolic_trace(lambda a, b: torch.einsum("bihd,bjhd->bhij", a, b))
     >>> a, b = torch.randn(2, 3, 4, 5), torch.randn(2, 6, 4, 5)
     >>> wanted = module(a, b)
-    >>> einsum_products(module, {}, GraphValues(module, (a, b)))
+    >>> GraphRewriter(module, values=GraphValues(module, (a, b))).apply(einsum_product)
     1
     >>> [node.name for node in module.graph.nodes]
     ['a', 'b', 'permute', 'permute_1', 'matmul', 'output']
-    >>> _ = module.recompile()
     >>> torch.allclose(module(a, b), wanted, atol=1e-6)
     True
     """
-    found = [
-        node
-        for target in _EINSUM
-        if target not in kept
-        for node in module.graph.find_nodes(op="call_function", target=target)
-    ]
-    if not found:
-        return 0
-    constants, names = Constants(module), NamePool(module)
-    products = {node: _product(node, values, constants) for node in found}
-    # from each rewritten einsum node to the node that replaces it
-    written: dict[fx.Node, fx.Node] = {}
-    for node, product in products.items():
-        if product is not None:
-            left, right = (written.get(value, value) for value in (product.left, product.right))
-            current = replace(product, left=left, right=right)
-            written[node] = _Writer(module, node, current, names, scopes).write()
-    return len(written)
+    product = _product(node, write) if node.target in _EINSUM else None
+    return None if product is None else _Writer(node, product, write).write()
 
 
 @dataclass(frozen=True)
@@ -94,12 +63,12 @@ class _Product:
         return self.constant is not None and not self.batch
 
 
-def _product(node: fx.Node, values: GraphValues, constants: Constants) -> _Product | None:
+def _product(node: fx.Node, write: GraphRewriter) -> _Product | None:
     read = _operands(node)
     if read is None:
         return None
     equation, left, right = read
-    facts = values.of(left.name), values.of(right.name)
+    facts, constants = (write.facts(left), write.facts(right)), write.constants
     if facts[0] is None or facts[1] is None:
         return None
     shapes = facts[0].shape, facts[1].shape
@@ -171,34 +140,18 @@ def _letters(equation: str, ranks: list[int]) -> tuple[str, str, str] | None:
 class _Writer:
     """Puts the nodes of one product in the place of an equation."""
 
-    def __init__(
-        self,
-        module: fx.GraphModule,
-        node: fx.Node,
-        product: _Product,
-        names: NamePool,
-        scopes: dict[str, Scope],
-    ) -> None:
-        self._module, self._node, self._product = module, node, product
-        self._names, self._scopes = names, scopes
+    def __init__(self, node: fx.Node, product: _Product, write: GraphRewriter) -> None:
+        self._node, self._product, self._write = node, product, write
 
     def write(self) -> fx.Node:
         """The node that computes the result now."""
-        p, node = self._product, self._node
+        p = self._product
         left = self._arranged(p.left, p.of_left, (p.batch, p.rows, p.summed))
-        right = self._right()
-        made = self._call("call_function", torch.matmul, left, right)
+        made = self._call(torch.matmul, left, self._right())
         if len(p.columns) > 1 or (len(p.rows) > 1 and not p.is_linear):
             sizes = map(self._size, p.batch + p.rows + p.columns)
-            made = self._call("call_method", "reshape", made, *sizes)
-        made = self._permuted(made, p.batch + p.rows + p.columns, p.result)
-        made.meta.update(node.meta)
-        node.replace_all_uses_with(made)
-        for old in (node, p.left, p.right):
-            if not old.users and old.op in ("call_function", "get_attr"):
-                self._module.graph.erase_node(old)
-                self._scopes.pop(old.name, None)
-        return made
+            made = self._call("reshape", made, *sizes)
+        return self._permuted(made, p.batch + p.rows + p.columns, p.result)
 
     def _right(self) -> fx.Node:
         """The second operand [batch, summed, columns], computed here where it is constant."""
@@ -211,28 +164,26 @@ class _Writer:
             *(sizes[letter] for letter in p.batch),
             *(math.prod(sizes[letter] for letter in group) for group in (p.summed, p.columns)),
         )
-        path = self._names.take(f"{str(p.right.target).replace('.', '_')}_permuted_")
         value = p.constant.detach().permute(order).reshape(shape).contiguous()
-        self._module.register_buffer(path, value)
-        return self._call("get_attr", path)
+        return self._write.buffer(self._node, f"{p.right.target}_permuted_", value)
 
     def _arranged(self, value: fx.Node, letters: str, groups: tuple[str, str, str]) -> fx.Node:
         """``value`` with its axes in this order; each of the last two groups is one axis."""
         batch, first, second = groups
         made = self._permuted(value, letters, "".join(groups))
         if len(second) > 1:
-            made = self._call("call_function", torch.flatten, made, -len(second), -1)
+            made = self._call(torch.flatten, made, -len(second), -1)
         # a linear layer takes any number of leading axes
         if len(first) > 1 and not self._product.is_linear:
             last = len(batch) + len(first) - 1
-            made = self._call("call_function", torch.flatten, made, len(batch), last)
+            made = self._call(torch.flatten, made, len(batch), last)
         return made
 
     def _permuted(self, value: fx.Node, letters: str, wanted: str) -> fx.Node:
         if letters == wanted:
             return value
         order = [letters.index(letter) for letter in wanted]
-        return self._call("call_method", "permute", value, *order)
+        return self._call("permute", value, *order)
 
     def _size(self, letter: str) -> Any:
         p = self._product
@@ -241,13 +192,7 @@ class _Writer:
         if letter == (p.batch + p.rows)[0]:
             return -1
         source, letters = (p.left, p.of_left) if letter in p.of_left else (p.right, p.of_right)
-        return self._call("call_method", "size", source, letters.index(letter))
+        return self._call("size", source, letters.index(letter))
 
-    def _call(self, op: str, target: Any, *args: Any) -> fx.Node:
-        graph = self._module.graph
-        with graph.inserting_before(self._node):
-            made = graph.create_node(op, target, args)
-        self._scopes[made.name] = self._scopes.get(self._node.name, Scope("", None))
-        if self._node.stack_trace:
-            made.stack_trace = self._node.stack_trace
-        return made
+    def _call(self, target: Any, *args: Any) -> fx.Node:
+        return self._write.call(self._node, target, *args)

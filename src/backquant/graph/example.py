@@ -15,7 +15,7 @@ from backquant.errors import InputError
 from backquant.graph.clone import own_buffers
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError, unwritten_parameters
-from backquant.graph.tracer import user_line
+from backquant.graph.user_code import user_line
 
 
 def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

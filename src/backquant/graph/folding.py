@@ -7,7 +7,6 @@ embedding (tables have entries of their own), or that is large and made of littl
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
@@ -18,7 +17,7 @@ from torch._ops import OpOverload
 from torch.nn import functional as F
 
 from backquant.graph.edit import NamePool, get_module
-from backquant.graph.mutation import changes_argument, is_view
+from backquant.graph.mutation import changed_tensors, may_change
 from backquant.graph.provenance import Scope
 
 _LARGE = 1 << 22  # elements
@@ -102,7 +101,7 @@ class _Constants:
         if node.op == "get_attr":
             value = attrgetter(str(node.target))(self._module)
             return isinstance(value, torch.Tensor) and str(node.target) not in self._changed
-        if not node.all_input_nodes or _changes(node):
+        if not node.all_input_nodes or may_change(node):
             return False
         if node.op == "call_module":
             called = get_module(self._module, str(node.target))
@@ -192,30 +191,3 @@ def is_random(name: str) -> bool:
     (True, False)
     """
     return name not in _SAFE_NAMES and any(word in name for word in _RANDOM)
-
-
-def _changes(node: fx.Node) -> bool:
-    """Whether a call may change one of its arguments."""
-    mutable = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-    items = node.target in (operator.setitem, operator.delitem)
-    return mutable or items or "out" in node.kwargs or changes_argument(node)
-
-
-def changed_tensors(module: fx.GraphModule) -> set[str]:
-    """The tensors of ``module`` that some call may change: itself, or a view of it."""
-    found: set[str] = set()
-    viewed: dict[fx.Node, str] = {}
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            viewed[node] = str(node.target)
-        first = node.all_input_nodes[0] if node.all_input_nodes else None
-        source = viewed.get(first) if first is not None else None
-        if source is None:
-            continue
-        called = get_module(module, str(node.target)) if node.op == "call_module" else None
-        changes = _changes(node) or changes_argument(node, called)
-        if changes:
-            found.add(source)
-        if changes or is_view(node, called):
-            viewed[node] = source
-    return found

@@ -9,16 +9,14 @@ so that a scale for each output of each group is a scale for each row, as of a l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from backquant.graph.constant_products import Constants
-from backquant.graph.edit import NamePool
-from backquant.graph.provenance import Scope
+from backquant.graph.rewrite import GraphRewriter, arguments_by_name
 
 _LIBRARY = torch.library.Library("backquant", "FRAGMENT")
 _LIBRARY.define("grouped_linear(Tensor input, Tensor weight, Tensor offsets) -> Tensor")
@@ -111,13 +109,9 @@ def product_shape(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     return result
 
 
-def grouped_linears(
-    module: fx.GraphModule, scopes: dict[str, Scope], kept: Collection[Any] = ()
-) -> int:
-    """Write grouped products with constant matrices as ``grouped_linear``, in place; how many.
-
-    Operators in ``kept`` stay. Rows behind the last group are 0, as in the reference; ``grouped_mm`` leaves
-    them as they are in memory.
+def grouped_product(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """A grouped product with constant matrices as ``grouped_linear``. Rows behind the last group are 0, as in
+    the reference; ``grouped_mm`` leaves them as they are in memory.
 
     >>> class Experts(torch.nn.Module):
     ...     def __init__(self):
@@ -125,54 +119,28 @@ def grouped_linears(
     ...     def forward(self, x, ends):
     ...         return torch.nn.functional.grouped_mm(x, self.w, offs=ends)
     >>> module = fx.symbolic_trace(Experts())
-    >>> grouped_linears(module, {}), [node.name for node in module.graph.nodes]
+    >>> GraphRewriter(module).apply(grouped_product), [node.name for node in module.graph.nodes]
     (1, ['x', 'ends', 'w_grouped_0', 'grouped_linear_default', 'output'])
     >>> module(torch.ones(5, 4), torch.tensor([1, 5], dtype=torch.int32)).shape
     torch.Size([5, 3])
     """
-    constants, names = Constants(module), NamePool(module)
-    found = [
-        (node, *read)
-        for node in module.graph.nodes
-        if node.target not in kept and (read := _read(node, constants)) is not None
-    ]
-    stored: dict[str, str] = {}
-    for node, x, matrix, offsets in found:
-        name = str(matrix.target)
-        if name not in stored:
-            value = constants.value(matrix)
-            assert value is not None
-            stored[name] = names.take(f"{name}_grouped_")
-            rows = value.detach().transpose(1, 2).reshape(-1, value.shape[1]).contiguous()
-            module.register_buffer(stored[name], rows)
-        with module.graph.inserting_before(node):
-            weight = module.graph.get_attr(stored[name])
-            made = module.graph.call_function(grouped_linear, (x, weight, offsets))
-        _put_in(module, scopes, (weight, made), (node, matrix))
-    if found:
-        module.recompile()
-    return len(found)
+    read = _operands(node)
+    value = None if read is None else write.constants.value(read[1])
+    if read is None or value is None or not _are_matrices(value):
+        return None
+    x, matrix, offsets = read
+    path = write.memo.get(matrix.target)
+    if path is None:
+        rows = value.detach().transpose(1, 2).reshape(-1, value.shape[1]).contiguous()
+        weight = write.buffer(node, f"{matrix.target}_grouped_", rows)
+        write.memo[matrix.target] = str(weight.target)
+    else:
+        weight = write.read(node, path)
+    return write.call(node, grouped_linear, x, weight, offsets)
 
 
-def _put_in(
-    module: fx.GraphModule,
-    scopes: dict[str, Scope],
-    new: tuple[fx.Node, ...],
-    old: tuple[fx.Node, fx.Node],
-) -> None:
-    """Let the last of ``new`` stand for the first of ``old``; of these, what nobody reads goes."""
-    old[0].replace_all_uses_with(new[-1])
-    new[-1].meta.update(old[0].meta)
-    for node in new:
-        scopes.setdefault(node.name, scopes.get(old[0].name, Scope("", None)))
-    for node in old:
-        if not node.users:
-            module.graph.erase_node(node)
-            scopes.pop(node.name, None)
-
-
-def grouped_linears_to_train(module: fx.GraphModule, scopes: dict[str, Scope]) -> int:
-    """The same for training: the rows are computed from the parameter at each call; how many.
+def grouped_product_to_train(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """The same for training: the rows are computed from the parameter at each call.
 
     >>> class Experts(torch.nn.Module):
     ...     def __init__(self):
@@ -180,52 +148,48 @@ def grouped_linears_to_train(module: fx.GraphModule, scopes: dict[str, Scope]) -
     ...     def forward(self, x, ends):
     ...         return torch.nn.functional.grouped_mm(x, self.w.transpose(-2, -1), offs=ends)
     >>> module = fx.symbolic_trace(Experts())
-    >>> grouped_linears_to_train(module, {}), [node.name for node in module.graph.nodes]
+    >>> GraphRewriter(module).apply(grouped_product_to_train), [node.name for node in module.graph.nodes]
     (1, ['x', 'ends', 'w', 'flatten', 'grouped_linear_default', 'output'])
     """
-    constants = Constants(module)
-    found = [
-        (node, *read)
-        for node in module.graph.nodes
-        if (read := _read(node, constants, turned=True)) is not None
-    ]
-    for node, x, matrix, offsets in found:
-        with module.graph.inserting_before(node):
-            turned = matrix.all_input_nodes[0] if matrix.op != "get_attr" else None
-            # by names that no entry is for: the weight is rounded as rows, and once
-            rows = turned or module.graph.call_method("swapaxes", (matrix, 1, 2))
-            weight = module.graph.call_method("flatten", (rows, 0, 1))
-            made = module.graph.call_function(grouped_linear, (x, weight, offsets))
-        _put_in(module, scopes, (rows, weight, made), (node, matrix))
-    if found:
-        module.recompile()
-    return len(found)
+    read = _operands(node)
+    if read is None:
+        return None
+    x, matrix, offsets = read
+    stored = _turned(matrix)
+    value = write.constants.value(matrix if stored is None else stored)
+    if value is None or not _are_matrices(value):
+        return None
+    # by names that no entry is for: the weight is rounded as rows, and once
+    rows = write.call(node, "swapaxes", matrix, 1, 2) if stored is None else stored
+    made = write.call(node, grouped_linear, x, write.call(node, "flatten", rows, 0, 1), offsets)
+    write.replace(node, made)
+    if stored is not None and not matrix.users:
+        write.erase(matrix)
+    return made
 
 
-def _turned(node: Any, constants: Constants) -> fx.Node | None:
-    """What ``node`` turns: the last two axes of a constant."""
-    if not isinstance(node, fx.Node) or node.target not in ("transpose", torch.transpose):
+def _turned(node: fx.Node) -> fx.Node | None:
+    """What ``node`` turns, if it turns the last two axes of a stored tensor of three."""
+    if node.target not in ("transpose", torch.transpose):
         return None
     source, *axes = node.args
-    value = constants.value(source)
     is_last = set(axes) in ({1, 2}, {-1, -2}, {1, -1}, {-2, 2}) and len(axes) == 2
-    return source if value is not None and is_last and isinstance(source, fx.Node) else None
+    return source if is_last and isinstance(source, fx.Node) and source.op == "get_attr" else None
 
 
-def _read(
-    node: fx.Node, constants: Constants, turned: bool = False
-) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Rows, matrices and the ends of groups, where the matrices are float32 constants, or ``turned`` ones."""
+def _are_matrices(value: Tensor) -> bool:
+    return value.dim() == 3 and value.dtype == torch.float32
+
+
+def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """Rows, matrices and the ends of groups of a grouped product."""
     if node.op != "call_function":
         return None
     if node.target not in _FUNCTIONS and str(node.target) not in _PRODUCTS:
         return None
-    given = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
-    x, matrix, offsets = given.get("x"), given.get("matrix"), given.get("offs")
+    given = arguments_by_name(node, *_NAMES)
+    operands = [given.get(name) for name in ("x", "matrix", "offs")]
     if given.get("bias") is not None or given.get("out_dtype") is not None:
         return None
-    value = constants.value((_turned(matrix, constants) if turned else None) or matrix)
-    if value is None or value.dim() != 3 or value.dtype != torch.float32:
-        return None
-    is_read = all(isinstance(each, fx.Node) for each in (x, offsets))
-    return (x, matrix, offsets) if is_read else None  # type: ignore[return-value]
+    is_read = all(isinstance(each, fx.Node) for each in operands)
+    return tuple(operands) if is_read else None  # type: ignore[return-value]

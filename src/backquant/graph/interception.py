@@ -18,7 +18,7 @@ from torch.nn.modules import module as hooks
 from torch.utils import _python_dispatch as dispatch
 
 from backquant.graph.dispatch_mode import DispatchMode
-from backquant.graph.tracer import frame_line
+from backquant.graph.user_code import frame_line
 
 # A function (per thread) since torch 2.14, a global variable before.
 _FX_TRACE = (

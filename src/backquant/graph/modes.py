@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from backquant.errors import CaptureError
-from backquant.graph.by_mode import ByMode, is_identity, may_be_by_mode
+from backquant.graph.by_mode import ByMode, ModeValue, is_identity, may_be_by_mode
 from backquant.graph.capture import Captured
 from backquant.graph.capture import capture as capture_trace
 from backquant.graph.clone import shallow_copy
@@ -33,27 +33,6 @@ from backquant.graph.provenance import Scope
 from backquant.graph.wrapped import passed_on
 
 ONLY_IN_MODE = "the prepared model computes in both modes what the model does in {} mode"
-
-
-class ModeValue(nn.Module):
-    """A constant (``True``, ``0.1``) that differs between training and evaluation.
-
-    >>> p = ModeValue(0.1, 0.0)
-    >>> p(), p.eval()()
-    (0.1, 0.0)
-    """
-
-    def __init__(self, in_training: Any, in_evaluation: Any) -> None:
-        super().__init__()
-        self.in_training = in_training
-        self.in_evaluation = in_evaluation
-
-    def forward(self) -> Any:
-        """The value for the present mode."""
-        return self.in_training if self.training else self.in_evaluation
-
-    def extra_repr(self) -> str:
-        return f"{self.in_training!r} in training, {self.in_evaluation!r} in evaluation"
 
 
 class CapturedForTraining(NamedTuple):

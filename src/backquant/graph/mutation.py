@@ -19,6 +19,8 @@ from torch import fx, nn
 from torch._ops import OpOverload
 from torch.nn import functional as F
 
+from backquant.graph.edit import get_module
+
 _OPERATORS = frozenset(
     {
         *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv),
@@ -115,3 +117,30 @@ def _name(node: Any) -> str:
     """Of the function or method that is called."""
     target = node.target
     return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def may_change(node: fx.Node) -> bool:
+    """Whether a call may change one of its arguments."""
+    mutable = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    items = node.target in (operator.setitem, operator.delitem)
+    return mutable or items or "out" in node.kwargs or changes_argument(node)
+
+
+def changed_tensors(module: fx.GraphModule) -> set[str]:
+    """The tensors of ``module`` that some call may change: itself, or a view of it."""
+    found: set[str] = set()
+    viewed: dict[fx.Node, str] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            viewed[node] = str(node.target)
+        first = node.all_input_nodes[0] if node.all_input_nodes else None
+        source = viewed.get(first) if first is not None else None
+        if source is None:
+            continue
+        called = get_module(module, str(node.target)) if node.op == "call_module" else None
+        changes = may_change(node) or changes_argument(node, called)
+        if changes:
+            found.add(source)
+        if changes or is_view(node, called):
+            viewed[node] = source
+    return found

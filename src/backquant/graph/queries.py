@@ -12,8 +12,8 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from backquant.graph.by_mode import ModeValue
 from backquant.graph.folding import is_random
-from backquant.graph.modes import ModeValue
 from backquant.graph.tracer import is_leaf
 
 #: Kinds of nodes that compute something.

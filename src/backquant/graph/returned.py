@@ -8,29 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from backquant.graph.objects import Shell
-
-if TYPE_CHECKING:
-    from backquant.graph.export import Structure
+from backquant.graph.structure import Structure, maker, set_output
 
 
 def keep_returned(module: fx.GraphModule, returned: Any) -> None:
     """Note in ``module`` the classes in ``returned``, what tracing its model gave.
 
-    >>> from backquant.graph.export import output_of
+    >>> from backquant.graph.structure import output_of
     >>> graph_module = fx.symbolic_trace(lambda x: {"a": x})
     >>> keep_returned(graph_module, OrderedDict(a=None))
     >>> output_of(graph_module).restored({"a": 1})
     OrderedDict([('a', 1)])
     """
-    # imported here: it imports the capture of this package
-    from backquant.graph.export import set_output
-
     structure = _structure(returned)
     if structure.has_records:
         set_output(module, structure)
@@ -68,8 +63,6 @@ def _makes_dataclass(node: fx.Node) -> bool:
 
 
 def _structure(value: Any) -> Structure:
-    from backquant.graph.export import Structure, maker
-
     kind = type(value)
     if kind in (tuple, list):
         return Structure(kind.__name__, (), tuple(map(_structure, value)))

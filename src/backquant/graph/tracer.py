@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
-import os
 import sys
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -32,15 +30,9 @@ from backquant.graph.hooks import (
 from backquant.graph.in_place import Changeable
 from backquant.graph.returned import dataclasses_as_dicts
 from backquant.graph.trace_guards import Held
+from backquant.graph.user_code import folder
 
-
-def _folder(path: Path) -> str:
-    """With a separator at the end: the path of ``torchvision`` begins with that of ``torch``, too."""
-    return f"{path}{os.sep}"
-
-
-_LIBRARIES = (_folder(Path(torch.__file__).parent), _folder(Path(__file__).parents[1]))
-_TRACERS = (_folder(Path(__file__).parent), _folder(Path(fx.__file__).parent))
+_TRACERS = tuple(folder(Path(place).parent) for place in (__file__, fx.__file__))
 
 # Packages whose modules are operators of their own. ``backquant.nn`` itself holds stubs, which
 # are traced through.
@@ -346,34 +338,6 @@ def _calls_outwards(frame: FrameType | None) -> Iterator[str]:
             line = linecache.getline(code.co_filename, frame.f_lineno).strip()
             yield f'  File "{code.co_filename}", line {frame.f_lineno}, in forward\n    {line}'
         frame = frame.f_back
-
-
-def user_line(error: BaseException) -> str:
-    """``file:line: source`` of the last frame outside PyTorch and backquant; ``""`` if none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_users(frame.filename):
-            return f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return ""
-
-
-def frame_line(frame: FrameType | None) -> str:
-    """``file:line: source`` of the innermost call outside PyTorch and backquant; ``""`` if none."""
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if is_users(path):
-            source = linecache.getline(path, frame.f_lineno).strip()
-            return f"{path}:{frame.f_lineno}: {source}"
-        frame = frame.f_back
-    return ""
-
-
-def is_users(path: str) -> bool:
-    """Whether a file of code is neither PyTorch's nor backquant's.
-
-    >>> is_users(torch.__file__), is_users("/home/me/model.py")
-    (False, True)
-    """
-    return not path.startswith((*_LIBRARIES, "<"))
 
 
 # Decorated ``forward`` methods, as a trace can call them.

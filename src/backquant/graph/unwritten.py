@@ -6,11 +6,12 @@ none, and two calls that should be equal are not.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import fx
+
+from backquant.graph.rewrite import GraphRewriter
 
 _ZEROS: dict[Any, Any] = {
     torch.empty: torch.zeros,
@@ -25,29 +26,18 @@ _OVERLOADS = {
 }
 
 
-def zeros_for_unwritten(module: fx.GraphModule, kept: Collection[Any] = ()) -> int:
-    """Write new tensors without values as zeros, in place; how many. Operators in ``kept`` stay.
+def zeros_for_unwritten(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """A new tensor without values as zeros, under the same name.
 
     >>> module = fx.symbolic_trace(lambda x: torch.empty_like(x))
-    >>> zeros_for_unwritten(module), module(torch.ones(2))
+    >>> GraphRewriter(module).apply(zeros_for_unwritten), module(torch.ones(2))
     (1, tensor([0., 0.]))
     """
-    count = 0
-    for node in module.graph.nodes:
-        zeros = _zeros(node) if node.target not in kept else None
-        if zeros is None:
-            continue
-        node.target = zeros
-        if "zeros_like" not in str(zeros):
-            node.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
-        count += 1
-    if count:
-        module.recompile()
-    return count
-
-
-def _zeros(node: fx.Node) -> Any:
-    if node.op not in ("call_function", "call_method"):
-        return None
     name = _OVERLOADS.get(str(node.target))
-    return _ZEROS.get(node.target) if name is None else getattr(torch.ops.aten, name).default
+    zeros = _ZEROS.get(node.target) if name is None else getattr(torch.ops.aten, name).default
+    if zeros is None or node.op not in ("call_function", "call_method"):
+        return None
+    kwargs = dict(node.kwargs)
+    if "zeros_like" not in str(zeros):
+        kwargs.pop("memory_format", None)
+    return write.retarget(node, zeros, *node.args, **kwargs)

@@ -7,12 +7,14 @@ file may not name; ``F.adaptive_avg_pool2d(x, 1)`` gives the same for all sizes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from torch.nn import functional as F
+
+from backquant.graph.rewrite import GraphRewriter, arguments_by_name
 
 #: The number of axes, and what pools all of them.
 _POOLS: dict[Any, tuple[int, Callable[..., Any]]] = {
@@ -29,46 +31,23 @@ _POOLS: dict[Any, tuple[int, Callable[..., Any]]] = {
 _PLAIN: dict[str, tuple[Any, ...]] = {"dilation": (1,), "count_include_pad": (True, False)}
 
 
-def whole_pools(module: fx.GraphModule, kept: Collection[Any] = ()) -> int:
-    """Write such poolings, in place; how many. Operators in ``kept`` stay. The rank of the input is that of a
-    batch.
+def whole_pool(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """Such a pooling, under the same name. The rank of the input is that of a batch.
 
     >>> module = fx.symbolic_trace(lambda x: F.avg_pool2d(x, x.size()[2:]))
-    >>> whole_pools(module), [node.name for node in module.graph.nodes]
+    >>> GraphRewriter(module).apply(whole_pool), [node.name for node in module.graph.nodes]
     (1, ['x', 'avg_pool2d', 'output'])
     >>> module(torch.ones(1, 2, 3, 5)).shape
     torch.Size([1, 2, 1, 1])
     """
-    count = 0
-    for node in list(module.graph.nodes):
-        if node.op != "call_function" or node.target not in _POOLS or node.target in kept:
-            continue
-        axes, pool = _POOLS[node.target]
-        x = _whole(node, axes)
-        if x is None:
-            continue
-        read = [each for each in node.all_input_nodes if each is not x]
-        node.target, node.args, node.kwargs = pool, (x, 1), {}
-        _drop(read)
-        count += 1
-    if count:
-        module.recompile()
-    return count
-
-
-def _drop(sizes: list[fx.Node]) -> None:
-    """Erase reads of sizes that nobody reads any more."""
-    while sizes:
-        node = sizes.pop()
-        if not node.users and node.op != "placeholder":
-            above = [] if node.target in ("size", getattr) else node.all_input_nodes
-            node.graph.erase_node(node)
-            sizes += above
+    axes, pool = _POOLS.get(node.target, (0, None))
+    x = None if pool is None else _whole(node, axes)
+    return None if x is None else write.retarget(node, pool, x, 1)
 
 
 def _whole(node: fx.Node, axes: int) -> fx.Node | None:
     """What is pooled, where the window is all of it and nothing else is said."""
-    given = dict(zip(("input", "kernel_size"), node.args, strict=False)) | node.kwargs
+    given = arguments_by_name(node, "input", "kernel_size")
     x, window = given.pop("input", None), given.pop("kernel_size", None)
     plain = all(value in _PLAIN.get(word, (None, 0, False)) for word, value in given.items())
     if not isinstance(x, fx.Node) or len(node.args) > 2 or not plain:

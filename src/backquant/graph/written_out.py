@@ -7,7 +7,7 @@ where it is quantized, and reads and writes a tensor where it is not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from backquant.graph.arithmetic import arithmetic_of, plain_name
-from backquant.graph.constant_products import Constants
-from backquant.graph.edit import get_module
-from backquant.graph.provenance import Scope
-from backquant.graph.shapes import GraphValues
+from backquant.graph.rewrite import GraphRewriter
 
 _GATES = frozenset({F.hardsigmoid, "hardsigmoid"})
 _CLAMPS = frozenset({torch.clamp, torch.clip, "clamp", "clip", F.hardtanh, "hardtanh"})
@@ -26,50 +23,48 @@ _CLAMPS_TO_6 = frozenset({F.relu6, "relu6"})
 _BOUNDS = ("min", "max", "min_val", "max_val")
 
 
-def hard_swishes(
-    module: fx.GraphModule,
-    scopes: dict[str, Scope],
-    values: GraphValues,
-    kept: Collection[Any] = (),
-) -> int:
-    """Write hard-swish and hard-sigmoid as ``F.hardswish`` and ``F.hardsigmoid``, in place; how many.
+def hard_sigmoid(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """``F.hardsigmoid`` in the place of its arithmetic on floats."""
+    return _written(node, write, _Reader.gate, F.hardsigmoid)
 
-    Args:
-        module: a graph in evaluation mode.
-        scopes: of its nodes; a new node has that of the last one it stands for.
-        values: the dtypes of its tensors: integers have no such functions.
-        kept: operators that stay as they are.
 
-    >>> class Swish(nn.Module):
-    ...     def forward(self, x):
-    ...         return x * F.relu6(x + 3) / 6
-    >>> module = fx.symbolic_trace(Swish())
+def hard_swish(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """``F.hardswish`` in the place of its arithmetic on floats.
+
+    >>> from backquant.graph.shapes import GraphValues
+    >>> module = fx.symbolic_trace(lambda x: x * F.relu6(x + 3) / 6)
     >>> values = GraphValues(module, (torch.zeros(2, 3),))
-    >>> hard_swishes(module, {}, values), [node.name for node in module.graph.nodes]
+    >>> GraphRewriter(module, values=values).apply(hard_swish), [node.name for node in module.graph.nodes]
     (1, ['x', 'hardswish', 'output'])
     """
-    reader = _Reader(module)
-    count = 0
-    for read, function in ((reader.gate, F.hardsigmoid), (reader.swish, F.hardswish)):
-        for node in list(module.graph.nodes):
-            source = read(node)
-            facts = None if source is None else values.of(source.name)
-            if source is None or facts is None or not facts.dtype.is_floating_point:
-                continue
-            between = _between(node, source)
-            if any(each.target in kept for each in between) or not _is_read_within(between, node):
-                continue
-            _write(module.graph, node, source, function, scopes)
-            count += 1
-    return count
+    return _written(node, write, _Reader.swish, F.hardswish)
+
+
+def _written(
+    node: fx.Node,
+    write: GraphRewriter,
+    read: Callable[[_Reader, fx.Node], fx.Node | None],
+    function: Callable[..., Any],
+) -> fx.Node | None:
+    source = read(_Reader(write), node)
+    facts = None if source is None else write.facts(source)
+    if source is None or facts is None or not facts.dtype.is_floating_point:
+        return None
+    between = _between(node, source)
+    if any(each.target in write.kept for each in between) or not _is_read_within(between, node):
+        return None
+    made = write.call(node, function, source)
+    write.replace(node, made)
+    for each in sorted(between - {node}, reverse=True):
+        write.erase(each)
+    return made
 
 
 class _Reader:
     """Tells what the arithmetic that ends in a node is."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        self._module = module
-        self._constants = Constants(module)
+    def __init__(self, write: GraphRewriter) -> None:
+        self._write = write
 
     def gate(self, node: fx.Node) -> fx.Node | None:
         """``x`` of ``relu6(x + 3) / 6``."""
@@ -110,7 +105,7 @@ class _Reader:
         if not isinstance(node, fx.Node) or not node.args or len(node.args) > 1:
             return None
         is_gate = _is_call(node) and plain_name(node.target) in _GATES
-        if not is_gate and not isinstance(self._called(node), nn.Hardsigmoid):
+        if not is_gate and not isinstance(self._write.called(node), nn.Hardsigmoid):
             return None
         return node.args[0] if isinstance(node.args[0], fx.Node) else None
 
@@ -121,7 +116,7 @@ class _Reader:
     def _clamps_to_6(self, node: Any) -> bool:
         if not isinstance(node, fx.Node) or not node.args:
             return False
-        called = self._called(node)
+        called = self._write.called(node)
         if isinstance(called, nn.Hardtanh):  # ReLU6 is a subclass
             return (called.min_val, called.max_val) == (0, 6)
         if plain_name(node.target) in _CLAMPS_TO_6:
@@ -137,14 +132,11 @@ class _Reader:
                 return value
         return None
 
-    def _called(self, node: fx.Node) -> nn.Module | None:
-        return get_module(self._module, str(node.target)) if node.op == "call_module" else None
-
     def _number(self, value: Any) -> float | None:
         """A number, or a tensor that holds one and changes no shape."""
         if isinstance(value, int | float):
             return float(value)
-        tensor = self._constants.value(value)
+        tensor = self._write.constants.value(value)
         if tensor is None or tensor.numel() != 1 or tensor.dim() > 1:
             return None
         return float(tensor.detach())
@@ -175,17 +167,3 @@ def _between(node: fx.Node, source: fx.Node) -> set[fx.Node]:
 
 def _is_read_within(between: set[fx.Node], last: fx.Node) -> bool:
     return all(each is last or between.issuperset(each.users) for each in between)
-
-
-def _write(
-    graph: fx.Graph, node: fx.Node, source: fx.Node, function: Any, scopes: dict[str, Scope]
-) -> None:
-    between = _between(node, source)
-    with graph.inserting_before(node):
-        made = graph.call_function(function, (source,))
-    made.meta.update(node.meta)
-    scopes[made.name] = scopes.get(node.name, Scope("", None))
-    node.replace_all_uses_with(made)
-    for old in sorted(between, reverse=True):
-        graph.erase_node(old)
-        scopes.pop(old.name, None)

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 import torch
 
 from backquant.dtypes import Granularity
+from backquant.errors import ConfigError
 from backquant.identifiers import labelled
+from backquant.match.plain_data import from_plain_data, plain_data
+
+# Not written where they are empty: plans that were written before have none.
+_SELDOM = ("separate_layers", "by_sample")
+# Fields of plans that were written before, and their names now.
+_NAMES = {"apart": "separate_layers"}
 
 
 class Outcome(str, Enum):
@@ -371,9 +378,9 @@ class Plan:
         >>> Plan("x86").to_dict()["backend"]
         'x86'
         """
-        from backquant.match.serialise import plan_to_dict
-
-        return plan_to_dict(self)
+        values: dict[str, Any] = plain_data(self)
+        values["decisions"] = list(values["decisions"].values())
+        return {name: item for name, item in values.items() if item or name not in _SELDOM}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
@@ -382,6 +389,10 @@ class Plan:
         >>> Plan.from_dict(Plan("x86").to_dict()) == Plan("x86")
         True
         """
-        from backquant.match.serialise import plan_from_dict
-
-        return plan_from_dict(values)
+        try:
+            named = {_NAMES.get(name, name): value for name, value in values.items()}
+            listed = {item["node"]: item for item in named["decisions"]}
+            made: Plan = from_plain_data(cls, {**named, "decisions": listed})
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ConfigError(f"this is no plan: {error}", where="Plan.from_dict") from error
+        return made

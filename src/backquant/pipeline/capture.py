@@ -20,21 +20,23 @@ from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, UsageError
 from backquant.graph import (
     Captured,
-    add_computed_biases,
-    batch_norm_modules,
+    GraphRewriter,
+    added_bias,
+    batch_norm_module,
     called_whole,
     capture,
-    einsum_products,
-    fold_affines,
+    einsum_product,
+    fold_affine,
     fold_constants,
-    grouped_linears,
-    hard_swishes,
+    grouped_product,
+    hard_sigmoid,
+    hard_swish,
     inline_wrapped,
-    linear_products,
+    linear_product,
     move_rank_reads,
-    products_of_activations,
+    product_of_activations,
     reshape_views,
-    whole_pools,
+    whole_pool,
     zeros_for_unwritten,
 )
 from backquant.graph.computed_once import computed_once
@@ -281,18 +283,26 @@ def _rewrite(captured: Captured, capturing: Capturing) -> None:
     """Write what has no integer kernel as what has one, in place."""
     module, scopes, kept = captured.module, captured.scopes, capturing.named
     values = GraphValues(module, capturing.example_inputs, captured.free)
-    if einsum_products(module, scopes, values, kept | capturing.whole_functions):
+    write = GraphRewriter(module, scopes, values, kept | capturing.whole_functions)
+    if write.apply(einsum_product):
         reshape_views(module.graph)
-    linear_products(module, scopes, kept)
-    hard_swishes(module, scopes, values, kept)
-    grouped_linears(module, scopes, kept)
-    zeros_for_unwritten(module, kept)
-    whole_pools(module, kept)
-    products_of_activations(module, scopes, values, kept)
-    add_computed_biases(module, scopes, kept)
-    batch_norm_modules(module, scopes, values, kept)
-    fold_affines(module, scopes, values, kept)
+    write.kept = kept
+    write.apply(*_RULES)
     computed_once(module, scopes, kept)
+
+
+_RULES = (
+    linear_product,
+    hard_sigmoid,
+    hard_swish,
+    grouped_product,
+    zeros_for_unwritten,
+    whole_pool,
+    product_of_activations,
+    added_bias,
+    batch_norm_module,
+    fold_affine,
+)
 
 
 def _decomposition(

@@ -17,6 +17,7 @@ from backquant.graph import (
     Captured,
     CapturedForTraining,
     DeferredGraphModule,
+    GraphRewriter,
     capture_for_training,
     own_tensors,
     rebuilt,
@@ -24,7 +25,7 @@ from backquant.graph import (
 from backquant.graph.advice import largest_part
 from backquant.graph.clone import shallow_copy
 from backquant.graph.example_call import ExampleCall
-from backquant.graph.grouped import grouped_linear, grouped_linears_to_train
+from backquant.graph.grouped import grouped_linear, grouped_product_to_train
 from backquant.graph.modes import ONLY_IN_MODE
 from backquant.graph.shapes import GraphValues
 from backquant.match import DefaultRules, plan_fusion
@@ -87,7 +88,7 @@ def fused_for_training(
         error.fix = _left_whole(error, model, custom, called)
         raise
     if grouped_linear in named_by(backend, "function"):
-        grouped_linears_to_train(captured.module, captured.scopes)
+        GraphRewriter(captured.module, captured.scopes).apply(grouped_product_to_train)
     made_plain = without_sync(captured.module)
     values = GraphValues(captured.module, None if called is None else called.inputs)
     fusions = plan_fusion(captured.module, backend, is_qat=True, values=values)

@@ -7,16 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from backquant.graph.in_place import Changeable, put
-
-if TYPE_CHECKING:
-    from backquant.graph.example_trace.tracer import ExampleTracer
-
 
 _OF_AUTOGRAD = tuple(str(Path(torch.__file__).parent / name) for name in ("autograd", "_functorch"))
 # In the code, or on the line, that asks for the class of a value.
@@ -35,7 +31,7 @@ class ExampleProxy(Changeable):
        (``x() if callable(x) else x``).
     """
 
-    tracer: ExampleTracer
+    tracer: Any  # an ``ExampleTracer``, which makes these
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # rule 1

@@ -19,7 +19,8 @@ from backquant.graph.example_trace.meta_values import UNKNOWN, ExampleValues
 from backquant.graph.example_trace.proxy import ExampleAttribute, ExampleProxy
 from backquant.graph.objects import field_index
 from backquant.graph.trace_guards import Held
-from backquant.graph.tracer import ModuleTracer, frame_line
+from backquant.graph.tracer import ModuleTracer
+from backquant.graph.user_code import frame_line
 
 # They take sizes and give tensors: with a size of the trace among their arguments they are recorded.
 _MAKERS = (

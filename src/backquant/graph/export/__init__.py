@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from backquant.graph.export.capture import ExportOptions, capture_export
 from backquant.graph.export.exported import ExportedModel, load_exported
-from backquant.graph.export.kept import interface_of, output_of, set_interface, set_output
 from backquant.graph.export.lift import Call, Speller
-from backquant.graph.export.structure import (
+from backquant.graph.structure import (
     Argument,
     Interface,
     OutputRecord,
     Structure,
+    interface_of,
     maker,
+    output_of,
+    set_interface,
+    set_output,
 )
 
 __all__ = [

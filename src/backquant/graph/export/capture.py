@@ -21,7 +21,6 @@ from backquant.graph.edit import get_module, set_module
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.export.dims import check_dims
 from backquant.graph.export.exported import ExportedModel
-from backquant.graph.export.kept import set_interface
 from backquant.graph.export.leaves import find_leaves
 from backquant.graph.export.lift import Lifting, Speller
 from backquant.graph.export.opaque import known_calls
@@ -44,6 +43,7 @@ from backquant.graph.export.signature import (
 from backquant.graph.export.tidy import NotFunctionalError, copied, refuse_active_dropout, tidy
 from backquant.graph.fixed_data import Data, fixed_data
 from backquant.graph.objects import known_to_export, object_classes
+from backquant.graph.structure import set_interface
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from backquant.graph.own_thread import (
     without_attention_fastpath,
 )
 from backquant.graph.silence import without_log_records, without_warnings
-from backquant.graph.tracer import user_line
+from backquant.graph.user_code import user_line
 
 __all__ = ["NotExportedError", "Exported", "export_model", "failure_of", "quietly"]
 

@@ -15,8 +15,8 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
-from backquant.graph.export.structure import Argument, Interface, Structure
 from backquant.graph.fixed_data import Data
+from backquant.graph.structure import Argument, Interface, Structure
 
 _PLAIN = (bool, int, float, str, type(None))
 

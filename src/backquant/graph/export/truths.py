@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from backquant.graph.tracer import is_users
+from backquant.graph.user_code import is_users
 
 __all__ = ["plain_comparisons", "wants_plain_truth"]
 
