@@ -21,7 +21,7 @@ from backquant.fuse import apply
 from backquant.graph import Breach, contract, register_quantized_decomposed, run_pass
 from backquant.lower import KernelUse, boundaries, engine_info, lower
 from backquant.lower.float_fallback import FloatFallback
-from backquant.lower.fuse_clamps import fuse_clamps
+from backquant.lower.fuse_followers import fuse_followers
 from backquant.prepare import PreparedModule, insert, insert_observers, prepared_state
 from backquant.qconfig import PrepareCustomConfig, get_default_qconfig_mapping
 
@@ -186,8 +186,8 @@ def test_a_reference_module_without_kernel_or_reason(monkeypatch: pytest.MonkeyP
 
 def test_a_kernel_that_is_only_in_the_record() -> None:
     use = KernelUse(("conv", "clamp"), "conv(clamp)", torch.uint8, "x86")
-    with breach("after pass 'fuse clamps'", "conv+clamp", "a call of its kernel conv(clamp)"):
-        run_pass(fuse_clamps, fx.symbolic_trace(nn.ReLU()), [use], dict[fx.Node, int]())
+    with breach("after pass 'fuse followers'", "conv+clamp", "a call of its kernel conv(clamp)"):
+        run_pass(fuse_followers, fx.symbolic_trace(nn.ReLU()), [use], dict[fx.Node, int]())
 
 
 def test_a_contract_holds_where_the_pass_is_run_as_one() -> None:

@@ -39,7 +39,7 @@ def test_kernels_give_the_reference_models_integers(name: str) -> None:
         quantized = backquant.quantize(build(name), sample, backend="x86", calibration=[sample])
     found = check_kernels(kept[0], quantized, sample)
     assert found.checked >= KERNELS[name]
-    # Where an activation is part of a kernel that rounds once, two steps (backquant.lower.fuse_lookups).
+    # Where an activation is part of a kernel that rounds once, two steps (backquant.lower.fuse_followers).
     once = [use for use in quantized.kernels if "rounds once" in use.kernel]
     twice = {name for use in once if "add" not in use.kernel for name in use.nodes}
     assert found.worst <= 1 + (found.node.removesuffix("_lowered") in twice), found

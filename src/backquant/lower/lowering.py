@@ -37,10 +37,8 @@ from backquant.lower.contracts import reference_modules_are_lowered
 from backquant.lower.dynamic import static_cast
 from backquant.lower.engine_info import EngineInfo
 from backquant.lower.float_fallback import FloatFallback
-from backquant.lower.fuse_adds import fuse_adds
 from backquant.lower.fuse_attention import fuse_attention
-from backquant.lower.fuse_clamps import fuse_clamps
-from backquant.lower.fuse_lookups import fuse_lookups
+from backquant.lower.fuse_followers import fuse_followers
 from backquant.lower.fuse_shuffles import fuse_shuffles
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
@@ -138,9 +136,8 @@ class _Pass:
         run_pass(fold_boundaries, self.gm.graph, self.engine)
         run_pass(move_halves, self.gm.graph)
         run_pass(reshape_views, self.gm.graph)
-        remaining = run_pass(fuse_clamps, self.gm, self.kernels, self.records)
-        for join in (fuse_lookups, fuse_adds, fuse_shuffles):
-            remaining = run_pass(join, self.gm, remaining, self.records)
+        remaining = run_pass(fuse_followers, self.gm, self.kernels, self.records)
+        remaining = run_pass(fuse_shuffles, self.gm, remaining, self.records)
         kernels = [use for use in remaining if use is not None]
         left = self.fallback.reasons(self.gm)
         if self.engine.name in ENGINES:

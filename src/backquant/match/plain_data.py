@@ -48,9 +48,9 @@ def from_plain_data(kind: Any, value: Any) -> Any:
         return tuple(from_plain_data(arguments[0], item) for item in value)
     if origin in (dict, Mapping):
         return {key: from_plain_data(arguments[1], item) for key, item in value.items()}
-    if is_dataclass(kind):
+    if is_dataclass(kind) and isinstance(kind, type):
         hints = _hints(kind)
-        return kind(**{name: from_plain_data(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
+        return kind(**{name: from_plain_data(hints[name], item) for name, item in value.items()})
     if issubclass(kind, tuple):
         return kind(*map(from_plain_data, _hints(kind).values(), value))
     if kind is torch.dtype:

@@ -21,7 +21,9 @@ def round_whole(model: Any) -> None:
 def _round_whole(node: Any) -> None:
     rounded = only_reader(node, "QuantizeLinear")
     back = None if rounded is None else only_reader(rounded, "DequantizeLinear")
-    readers = [] if back is None else readers_of(back)
+    if rounded is None or back is None:
+        return
+    readers = readers_of(back)
     fails = _PRODUCTS if _joins_channels(node) else _PRODUCTS | _CONVOLUTIONS
     if readers and all(reader.op_type in fails for reader in readers):
         axis = OnnxCalls(node).constant([0])
