@@ -15,6 +15,7 @@ from backquant.graph.assemble import (
     take_graph,
 )
 from backquant.graph.blocks import register_blocks
+from backquant.graph.by_mode import ModeValue
 from backquant.graph.capture import Captured, called_whole, capture, preserve
 from backquant.graph.clone import (
     own_buffers,
@@ -44,7 +45,6 @@ from backquant.graph.functional_batch_norm import batch_norm_module
 from backquant.graph.grouped import grouped_product
 from backquant.graph.modes import (
     CapturedForTraining,
-    ModeValue,
     capture_for_training,
     settle_mode_values,
 )
