@@ -25,6 +25,7 @@ from backquant.backend_config.derived import (
     get_qat_module_classes,
     get_root_module_to_quantized_reference_module,
 )
+from backquant.backend_config.describe import entry_to_pretty_str, pattern_to_human_readable
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.fusers import (
     ForwardFuser,
@@ -53,7 +54,6 @@ from backquant.backend_config.pattern import (
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.ports import Port
 from backquant.backend_config.qdq import QDQRules
-from backquant.backend_config.readable import entry_to_pretty_str, pattern_to_human_readable
 from backquant.backend_config.registry import (
     get_backend_config,
     get_executorch_backend_config,

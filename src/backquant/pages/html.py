@@ -142,7 +142,7 @@ def _(part: Listing) -> Iterator[Element]:
 def _(part: Terms) -> Iterator[Element]:
     terms: list[Element] = []
     for term in part.terms:
-        remark = [" ", _soft(term.remark)] if term.remark else []
+        remark: list[Child] = [" ", _soft(term.remark)] if term.remark else []
         terms += [tag("dt", term.name), tag("dd", term.text, *remark, class_=term.name)]
     lists: list[Element] = []
     for head, names in part.lists:

@@ -65,7 +65,7 @@ def _flat(shown: RenderableType) -> Iterator[RenderableType]:
 def _parts(part: object) -> Iterator[RenderableType]:
     if not hasattr(part, "__rich_console__"):
         raise TypeError(f"{type(part).__name__} is no part of a document")
-    yield part  # type: ignore[misc]
+    yield part
 
 
 @_parts.register

@@ -24,7 +24,7 @@ from backquant.report.build import ReportSource, build_report, bytes_of
 from backquant.report.graph import ReportedGraph
 from backquant.report.model import Report
 from backquant.report.requirements import check_requirement
-from backquant.report.standalone_costs import costs_of_standalone
+from backquant.report.standalone import costs_of_standalone
 from backquant.runtime import LoweredRecord, QuantizedModel
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from backquant.accuracy.recipes.recipe import BUILT_IN, Recipe, recipe_of
-from backquant.accuracy.recipes.run import StepResult, followed
+from backquant.accuracy.recipes.recipe import BUILT_IN, Recipe, StepResult, followed, recipe_of
 
 __all__ = ["BUILT_IN", "Recipe", "StepResult", "followed", "recipe_of"]

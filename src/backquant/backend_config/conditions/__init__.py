@@ -15,9 +15,9 @@ from backquant.backend_config.conditions.condition import (
     condition_data,
     condition_from,
     conjuncts,
+    contradictions,
     quantities_of,
 )
-from backquant.backend_config.conditions.contradictions import contradictions
 from backquant.backend_config.conditions.vocabulary import check_names, has_conditions, part_names
 
 __all__ = [

@@ -1,12 +1,14 @@
-"""Values that remember their line: what the YAML and the JSON reader both produce.
+"""Values that remember their line, and JSON read to them (YAML: ``store``).
 
 A ``Located`` holds a scalar, a list of ``Located``, or a dict from str to ``Located``.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +18,6 @@ from backquant.backend_config.checks import number_text
 from backquant.backend_config.files.import_paths import SpellingError
 from backquant.backend_config.files.problems import Problem, SpecFileError, suggestion
 from backquant.errors import quoted
-
-__all__ = ["MAX_DEPTH", "MAX_VALUES", "Located", "Path", "field_name", "fail", "plain"]
 
 MAX_DEPTH = 60  # a spec nests about eight deep; deeper input is an attack or a mistake
 MAX_VALUES = 50_000  # aliases may repeat a value; a file may not expand without bound
@@ -98,6 +98,79 @@ def plain(tree: Located) -> Any:
     if isinstance(value, list):
         return [plain(item) for item in value]
     return value
+
+
+# JSON text to located values. Duplicate keys are errors, as are NaN and Infinity (not JSON).
+
+_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.)*"|[{\[]|[^\s"{}\[\],:]+|\n'
+)  # what begins a value or a key; lines
+_MAX_DIGITS = 400
+
+
+class _Refused(str):
+    """What stands for a value that is none, with what is wrong with it."""
+
+
+def read_json(text: str, file: str) -> Located:
+    """Parse JSON text. ``file`` names it in errors. Raises SpecFileError (a SpecError).
+
+    >>> read_json('{"a": 1,\\n "b": [2]}', "a.json").key_lines
+    {'a': 1, 'b': 2}
+    """
+    text = text.removeprefix("\ufeff")
+    try:
+        tree = json.loads(
+            text, object_pairs_hook=tuple, parse_int=_whole, parse_constant=_no_number
+        )
+    except json.JSONDecodeError as error:
+        raise fail(file, error.lineno, (), f"not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise fail(file, None, (), f"nested deeper than {MAX_DEPTH} levels") from None
+    return _located(tree, _lines(text), file, 0)
+
+
+def _whole(digits: str) -> Any:
+    if len(digits) <= _MAX_DIGITS:
+        return int(digits)
+    return _Refused(f"a number of more than {_MAX_DIGITS} digits")
+
+
+def _no_number(name: str) -> Any:
+    return _Refused(f"{name} is no number")
+
+
+def _lines(text: str) -> Iterator[int]:
+    """The line of each value and each key, in order."""
+    line = 1
+    for token in _TOKEN.findall(text):
+        if token == "\n":
+            line += 1
+        else:
+            yield line
+
+
+def _located(value: Any, lines: Iterator[int], file: str, depth: int) -> Located:
+    """``value``, whose mappings are tuples of pairs, with the next of ``lines``."""
+    line = next(lines)
+    if depth > MAX_DEPTH:
+        raise fail(file, line, (), f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, _Refused):
+        raise fail(file, line, (), f"not valid JSON: {value}")
+    if isinstance(value, list):
+        return Located([_located(item, lines, file, depth + 1) for item in value], line)
+    if not isinstance(value, tuple):
+        return Located(value, line)
+    values: dict[str, Located] = {}
+    key_lines: dict[str, int] = {}
+    for key, item in value:
+        at = next(lines)
+        if key in values:
+            message = f"the key {quoted(key)} appears twice (first on line {key_lines[key]})"
+            raise fail(file, at, (key,), message, "remove one of the two")
+        key_lines[key] = at
+        values[key] = _located(item, lines, file, depth + 1)
+    return Located(values, line, key_lines)
 
 
 # Dtypes, schemes and numbers as a file writes them.

@@ -15,8 +15,7 @@ from backquant.backend_config.description import Description
 from backquant.backend_config.files.check import structure_problems
 from backquant.backend_config.files.earlier_names import with_current_names
 from backquant.backend_config.files.import_paths import Resolver
-from backquant.backend_config.files.json_reader import read_json
-from backquant.backend_config.files.located import MAX_DEPTH, MAX_VALUES, Located, fail
+from backquant.backend_config.files.located import MAX_DEPTH, MAX_VALUES, Located, fail, read_json
 from backquant.backend_config.files.problems import SpecFileError
 from backquant.backend_config.files.read import Base, build
 from backquant.backend_config.files.write import to_data
