@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import backquant
+from backquant.backends.weights_alone import rows, with_groups
+from backquant.dtypes.table import INT4
 from backquant.errors import ArtifactError, BackquantError, CoverageError
+from backquant.operators import linear
 from backquant.runtime import QuantizedModel
 
 
@@ -58,7 +62,8 @@ def test_kernels_of_torch(
     quantized = backquant.quantize(model, x, **asked)  # type: ignore[arg-type]
     made = outcomes(quantized)
     assert (made["table"], made["up"]) == ("quantized", "quantized")
-    assert made["down"] == "float"  # 100 inputs: no multiple of a group, nor of 16
+    expected = "float" if group else "quantized"  # 100 inputs: no multiple of a group
+    assert made["down"] == expected
     names = {use.kernel for use in quantized.kernels}
     assert any(f"_weight_{weights}pack_mm" in name for name in names), names
     # bfloat16: 8 bits of mantissa
@@ -196,9 +201,39 @@ def test_weights_by_path() -> None:
 
 def test_the_condition_that_failed_is_the_reason() -> None:
     """Weights of the requested dtype are admitted; the number of output features is not."""
+    where = {"group_size": [32], "out_channels": {"multiple_of": 16}}
+    config = backquant.BackendConfig("rows16").set_backend_pattern_configs(
+        linear.single_entries([with_groups(INT4, where), rows(torch.int8)])
+    )
     with pytest.raises(CoverageError) as raised:
         backquant.quantize(
-            nn.Sequential(nn.Linear(128, 1000)), torch.ones(1, 128), weights="int4", group_size=32
+            nn.Sequential(nn.Linear(128, 1000)),
+            torch.ones(1, 128),
+            backend=config,
+            weights="int4",
+            group_size=32,
         )
     assert "out_channels 1000, supported out_channels a multiple of 16" in str(raised.value)
     assert "int8" not in raised.value.where
+
+
+@pytest.mark.parametrize("features", [(128, 1000), (32, 3), (64, 17)])
+def test_rows_are_padded_for_the_kernel_of_four_bits(features: tuple[int, int]) -> None:
+    check_close(features, weights="int4", group_size=32)
+
+
+@pytest.mark.parametrize("features", [(100, 8), (3, 32), (33, 17)])
+def test_columns_are_padded_for_the_kernel_of_eight_bits(features: tuple[int, int]) -> None:
+    check_close(features, weights="int8")
+
+
+def check_close(features: tuple[int, int], **options: Any) -> None:
+    """A layer on x86's kernels gives what the reference model gives, within the rounding to bfloat16."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(*features)).eval(), torch.randn(5, features[0])
+    quantized = backquant.quantize(model, x, **options)
+    assert [kernel.engine for kernel in quantized.kernels] == ["x86"]
+    without = backquant.get_backend_config("x86_lowbit").set_engine(None)
+    reference = backquant.quantize(model, x, backend=without, **options)
+    for batch in (x, x[:1], x[:0]):
+        torch.testing.assert_close(quantized(batch), reference(batch), rtol=0.02, atol=0.02)

@@ -141,17 +141,15 @@ def _table(config: Any, tensors: Tensors) -> str:
 
 
 def _lowbit(config: Any, tensors: Tensors) -> str:
-    """A weight of int8 in the range of its bits; the group divides the row, 16 the rows."""
+    """A weight of int8 in the range of its bits; the group divides the row."""
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if not _is(weight, (torch.int8,), (2,)):
         return _told("weight", weight)
     assert weight is not None
     out, inputs = weight.shape
     in_groups = config.bits == 4
-    if in_groups and (config.group not in (32, 64, 128, 256) or inputs % config.group or out % 16):
+    if in_groups and (config.group not in (32, 64, 128, 256) or inputs % config.group):
         return f"groups of {config.group} of weight {[out, inputs]}"
-    if not in_groups and inputs % 16:  # the kernel would read past the end
-        return _told("weight", weight)
     if in_groups and bits_of_values(weight) > 4:
         return "weight does not fit into 4 bits"
     good = bias is None or (_is(bias, (torch.float32,), (1,)) and bias.numel() == out)

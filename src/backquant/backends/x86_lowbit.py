@@ -1,10 +1,9 @@
 """x86_lowbit: weights of 4 and 8 bits on PyTorch's CPU kernels; activations are bfloat16, without data.
 
 1. ``aten._weight_int4pack_mm_for_cpu``: groups of 32, 64, 128 or 256 along the input features, which the
-   group divides; output features are a multiple of 16. It takes float32 activations, too, a hundred times
-   slower; in bfloat16 it is faster than the float32 layer.
-2. ``aten._weight_int8pack_mm``: 8-bit weights with one scale for each output feature. Input features are a
-   multiple of 16: with others it reads past the end (torch 2.13), wrong numbers or a crash.
+   group divides. It takes float32 activations, too, a hundred times slower; in bfloat16 it is faster than the
+   float32 layer.
+2. ``aten._weight_int8pack_mm``: 8-bit weights with one scale for each output feature.
 3. Embeddings hold groups of 4 bits; only the rows that are read become floats.
 
 Activations that are cast are said so: the input is bfloat16 at each call.
@@ -40,10 +39,7 @@ GROUPED = DTypeConfig(
     torch.float,
     is_dynamic=True,
     tolerance=SCALES_AND_RESULTS,
-    where={
-        "group_size": [32, 64, 128, 256],
-        "out_channels": {"multiple_of": 16},
-    },
+    where={"group_size": [32, 64, 128, 256]},
 )
 BY_ROW = DTypeConfig(
     torch.bfloat16,
@@ -52,7 +48,6 @@ BY_ROW = DTypeConfig(
     torch.float,
     is_dynamic=True,
     tolerance=SCALES_AND_RESULTS,
-    where={"in_channels": {"multiple_of": 16}},
 )
 TABLE = DTypeConfig(torch.float, torch.float, GROUPS)
 TABLE_INT8 = DTypeConfig(

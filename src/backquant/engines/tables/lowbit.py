@@ -23,7 +23,6 @@ from backquant.nn.quantized.reference import Embedding, Linear
 from backquant.reason_codes import ReasonCode
 
 _GROUPS = (32, 64, 128, 256)
-_STEP = 16  # of _weight_int8pack_mm: beside it, it reads past the end of a row
 
 
 def lowbit_rules() -> list[LowerRule]:
@@ -77,20 +76,12 @@ def _check(site: Site, weight: WeightTensors, axis: int) -> Reason | None:
         asked = f"scales along axis {axis}" if weight.scale.dim() else "one scale"
         if not by_row:
             return site.refuse(ReasonCode.WEIGHT_AXIS, asked, "scales along axis 0")
-        inputs = weight.weight.shape[1]
-        if inputs % _STEP:
-            return site.refuse(
-                ReasonCode.GEOMETRY, f"{inputs} input features", f"a multiple of {_STEP}"
-            )
         return None
     if block[0] != 1 or block[1] not in _GROUPS:
         asked = f"blocks of {' × '.join(map(str, block))}"
         return site.refuse(
             ReasonCode.WEIGHT_GRANULARITY, asked, "groups of 32, 64, 128 or 256 of a row"
         )
-    if weight.weight.shape[0] % 16:
-        asked = f"{weight.weight.shape[0]} output features"
-        return site.refuse(ReasonCode.GEOMETRY, asked, "a multiple of 16")
     low, high = weight.weight.aminmax()
     if int(low) < -8 or int(high) > 7:
         return site.refuse(ReasonCode.QUANT_RANGE, f"weights [{int(low)}, {int(high)}]", "[-8, 7]")

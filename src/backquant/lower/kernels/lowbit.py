@@ -2,6 +2,8 @@
 
 The kernels are torch's ``_weight_int4pack_mm_for_cpu``, whose weight is ``(q - 8) * scale + zero`` for
 unsigned ``q``, and ``_weight_int8pack_mm``. Scales are rounded to bfloat16, as the activations are.
+The first takes multiples of 16 output features, the second of 16 input features (with others it reads past
+the end of a row, torch 2.13): weights are padded with zeros to that.
 Source: ``aten/src/ATen/native/LinearAlgebra.cpp`` (limits), ``cpu/int4mm_kernel.cpp``.
 """
 
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from backquant.dtypes import bits_of_values, pack_integers
 from backquant.errors import ArtifactError, InputError
@@ -20,6 +23,7 @@ from backquant.lower.kernels.configured import KernelModule, decode_config
 from backquant.lower.kernels.repacked import RepackedKernel
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_STEP = 16  # features that the kernels take at a time
 _INNER_TILES = 1  # a setting of the GPU layout, which the CPU ignores
 
 
@@ -36,9 +40,9 @@ class LowbitLinear(RepackedKernel):
     bfloat16, sums in float32. Buffers: ``weight`` int8 ``[out, in]``, ``weight_scale`` float32
     ``[out, in / group]`` or ``[out]``, ``bias``.
 
-    >>> tensors = {"weight": torch.ones(16, 32, dtype=torch.int8), "weight_scale": torch.ones(16, 1)}
-    >>> LowbitLinear(LowbitLinearConfig(4, 32), tensors)(torch.ones(1, 32))[0, :2]
-    tensor([32., 32.])
+    >>> tensors = {"weight": torch.ones(3, 32, dtype=torch.int8), "weight_scale": torch.ones(3, 1)}
+    >>> LowbitLinear(LowbitLinearConfig(4, 32), tensors)(torch.ones(1, 32))
+    tensor([[32., 32., 32.]])
     """
 
     config_class = LowbitLinearConfig
@@ -60,8 +64,9 @@ class LowbitLinear(RepackedKernel):
     def _pack(self) -> tuple[Tensor, Tensor]:
         scale = self.weight_scale.to(torch.bfloat16)
         if self.config.bits == 8:
-            return self.weight.contiguous(), scale
-        unsigned = self.weight.to(torch.int32) + 8
+            return pad(self.weight, (0, -self.weight.shape[1] % _STEP)).contiguous(), scale
+        missing = (0, 0, 0, -self.weight.shape[0] % _STEP)
+        unsigned, scale = pad(self.weight, missing).to(torch.int32) + 8, pad(scale, missing)
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(unsigned, _INNER_TILES)
         pairs = torch.stack([scale, torch.zeros_like(scale)], -1)  # [out, groups, 2]
         return packed, pairs.transpose(0, 1).contiguous()
@@ -81,7 +86,9 @@ class LowbitLinear(RepackedKernel):
             out = rows.new_empty(0, self.weight.shape[0])
         elif self.config.bits == 4:
             out = aten._weight_int4pack_mm_for_cpu(rows, packed, self.config.group, scales)
+            out = out[:, : self.weight.shape[0]]
         else:
+            rows = pad(rows, (0, packed.shape[1] - rows.shape[1]))
             out = aten._weight_int8pack_mm(rows, packed, scales)
         floats = out.to(x.dtype)
         if self.bias is not None:
