@@ -26,6 +26,8 @@ from backquant.report.observers import Observers
 from backquant.report.standalone import standalone_kernels, standalone_reasons, standalone_rows
 from backquant.runtime import QuantizedModel
 
+_LARGE = 0.3  # share of the size from which tables in float are worth a note
+
 
 @dataclass(frozen=True)
 class ReportSource:
@@ -45,6 +47,7 @@ class ReportSource:
     kernels: Sequence[KernelUse] = ()
     left_in_float: Sequence[Reason] = ()
     quantized_bytes: int = 0
+    float_table_bytes: int = 0
     inner: Mapping[str, ReportSource] = field(default_factory=dict)
 
     @property
@@ -68,6 +71,7 @@ class ReportSource:
                 for node in self.inner
             },
             quantized_bytes=bytes_of(quantized.graph_module),
+            float_table_bytes=_float_tables(quantized.graph_module),
         )
 
     def _inside(
@@ -91,6 +95,16 @@ def bytes_of(module: nn.Module) -> int:
     held = (t for t in (*module.parameters(), *module.buffers()) if t.numel())
     tensors = {t.data_ptr() if t.layout is torch.strided else id(t): t for t in held}
     return sum(stored_bytes(t) for t in tensors.values())
+
+
+def _float_tables(module: nn.Module) -> int:
+    """Bytes of the tables of embeddings that are float."""
+    tables = {
+        id(part.weight): part.weight
+        for part in module.modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    }
+    return sum(map(stored_bytes, tables.values()))
 
 
 def build_report(source: ReportSource) -> Report:
@@ -127,7 +141,13 @@ class _Builder:
             library=source.library,
             rows=rows,
             unused_rules=(*map(str, plan.unused_rules), *_standalone_unused(inner)),
-            notes=(*plan.notes, *_standalone_notes(inner), *self._unseen(), *self._tiny()),
+            notes=(
+                *plan.notes,
+                *_standalone_notes(inner),
+                *self._unseen(),
+                *self._tiny(),
+                *self._tables(),
+            ),
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
             kernels=tuple(use.kernel for use in source.kernels),
             unlowered=(*self._unlowered(), *_standalone_unlowered(inner)),
@@ -161,6 +181,14 @@ class _Builder:
             yield (
                 f"{values[0]!r}{more}: all measured values become zero, being smaller than half of the "
                 f"smallest scale, {smallest:.3g}; observers with a smaller eps keep them"
+            )
+
+    def _tables(self) -> Iterator[str]:
+        part, whole = self._source.float_table_bytes, self._source.quantized_bytes
+        if whole and part >= _LARGE * whole:
+            yield (
+                f"embeddings in float are {part / whole:.0%} of the size: the fix that is given for them "
+                "makes them integers"
             )
 
     def _unlowered(self) -> tuple[ReasonRow, ...]:
