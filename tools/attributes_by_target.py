@@ -11,7 +11,8 @@ tried, once beside the plain call and once beside a call whose other attributes 
 with the operator between integers is quantized for the target, exported with a free batch (with fixed sizes
 where that is refused), run by its runtime at several batch sizes, and compared with the quantized model.
 
-Cells of one operator share a model with an output for each; where that is not wholly equal, they are halved.
+Cells with the same inputs share a model with an output for each; one that is refused is halved, and a cell
+that differs is run once more alone.
 With ``--results FILE`` outcomes are appended to a file of JSON lines, and what it holds is not run again.
 Exit status: 0 when each cell is equal or refused, 1 otherwise, 2 for bad usage.
 """
@@ -40,6 +41,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 import backquant  # noqa: E402
 from backquant.deploy.session import load_exported  # noqa: E402
+from backquant.lower.qdq import is_dequantize, qparams_of  # noqa: E402
 from backquant.operators import Operator, all_operators  # noqa: E402
 from backquant.operators.example import INPUT, SEED, Weight  # noqa: E402
 
@@ -48,6 +50,7 @@ TARGETS = {  # backend and suffix by target
     "openvino": ("openvino", ".xml"),
     "executorch": ("xnnpack", ".pte"),
     "inductor": ("inductor_x86", ".pt2"),
+    "litert": ("litert", ".tflite"),
 }
 TEXTS = {  # documented values of arguments that are text
     "padding_mode": ("zeros", "reflect", "replicate", "circular"),
@@ -361,29 +364,51 @@ class Outcome:
 
 
 def outcomes(target: str, cells: Sequence[Cell]) -> list[Outcome]:
-    """One for each cell; a model with several that is not wholly equal is halved."""
-    found = _outcome(target, cells, is_free=True)
-    if len(cells) == 1 and found.status == "refused":
-        fixed = _outcome(target, cells, is_free=False)
-        if fixed.status != "refused":
-            name = "equal at fixed sizes" if fixed.status == "equal" else fixed.status
-            return [Outcome(name, found.words if fixed.status == "equal" else fixed.words)]
-    if found.status == "equal" or len(cells) == 1:
-        return [found] * len(cells)
-    half = len(cells) // 2
-    return [*outcomes(target, cells[:half]), *outcomes(target, cells[half:])]
+    """One for each cell; a model with several that is not taken is halved, and what differs is run alone."""
+    found = _outcomes(target, cells, is_free=True)
+    if len(cells) == 1:
+        return found if found[0].status != "refused" else [_at_fixed_sizes(target, cells, found[0])]
+    if any(outcome.status in ("refused", "raises") for outcome in found):
+        half = _middle(cells)
+        return [*outcomes(target, cells[:half]), *outcomes(target, cells[half:])]
+    return [
+        outcome if outcome.status == "equal" else _alone(target, cell, outcome)
+        for cell, outcome in zip(cells, found, strict=True)
+    ]
 
 
-def _outcome(target: str, cells: Sequence[Cell], *, is_free: bool) -> Outcome:
+def _middle(cells: Sequence[Cell]) -> int:
+    """Where to halve: between two operators, if there are several; one target refuses most calls of one."""
+    names = [cell.operator for cell in cells]
+    changes = [place for place in range(1, len(names)) if names[place] != names[place - 1]]
+    return min(changes or [len(cells) // 2], key=lambda place: abs(place - len(cells) // 2))
+
+
+def _alone(target: str, cell: Cell, beside: Outcome) -> Outcome:
+    """Of a cell whose result differed in a model with others."""
+    [alone] = outcomes(target, [cell])
+    return (
+        alone if alone.status in FINDINGS else Outcome("differs", f"{beside.words}, beside others")
+    )
+
+
+def _at_fixed_sizes(target: str, cells: Sequence[Cell], refused: Outcome) -> Outcome:
+    [fixed] = _outcomes(target, cells, is_free=False)
+    return Outcome("equal at fixed sizes", refused.words) if fixed.status == "equal" else fixed
+
+
+def _outcomes(target: str, cells: Sequence[Cell], *, is_free: bool) -> list[Outcome]:
     try:
         return _compared(target, cells, is_free=is_free)
     except backquant.BackquantError as error:
-        return Outcome("refused", " ".join(str(error).split("\n  fix")[0].split())[:300])
+        found = Outcome("refused", " ".join(str(error).split("\n  fix")[0].split())[:300])
     except Exception as error:
-        return Outcome("raises", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        found = Outcome("raises", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return [found] * len(cells)
 
 
-def _compared(target: str, cells: Sequence[Cell], *, is_free: bool) -> Outcome:
+def _compared(target: str, cells: Sequence[Cell], *, is_free: bool) -> list[Outcome]:
+    """Of each cell in one model: its results by the runtime beside those of the quantized model."""
     backend, suffix = TARGETS[target]
     shapes = cells[0].shapes
     torch.manual_seed(SEED)
@@ -395,6 +420,8 @@ def _compared(target: str, cells: Sequence[Cell], *, is_free: bool) -> Outcome:
         model, backend=backend, calibration=[tuple(low), tuple(high)], capture="export"
     )
     free = {name: {0: "batch<=32"} for name in ("x", "y", "z")[: len(shapes)]} if is_free else None
+    counts = [len(tensors(cell.result())) for cell in cells]
+    words = [""] * len(cells)
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"model{suffix}"
         backquant.export(
@@ -402,22 +429,41 @@ def _compared(target: str, cells: Sequence[Cell], *, is_free: bool) -> Outcome:
         )
         loaded = load_exported(path, 1)
         steps = steps_of(quantized, high)
-        for count in SIZES if is_free else (size,):
-            inputs = cells[0].inputs(count, 10 + count)
+        for batch in SIZES if is_free else (size,):
+            inputs = cells[0].inputs(batch, 10 + batch)
             with torch.no_grad():
                 wanted = tensors(quantized(*inputs))
             results = [torch.as_tensor(value) for value in loaded.run([v.numpy() for v in inputs])]
-            words = next(filter(None, map(difference, wanted, results, steps)), "")
-            if words or len(wanted) != len(results):
-                return Outcome("differs", f"{words or 'other outputs'} in a batch of {count}")
-    return Outcome("equal")
+            if not len(wanted) == len(results) == sum(counts):
+                return [Outcome("differs", f"{len(results)} outputs")] * len(cells)
+            found = map(difference, wanted, results, steps)
+            for place, count in enumerate(counts):
+                wrong = next(filter(None, list(itertools.islice(found, count))), "")
+                words[place] = words[place] or (wrong and f"{wrong} in a batch of {batch}")
+    return [Outcome("differs" if wrong else "equal", wrong) for wrong in words]
 
 
 def steps_of(quantized: Any, inputs: Sequence[torch.Tensor]) -> list[float]:
-    """How far two values lie apart that are one step of integers apart, of each output."""
+    """How far two values lie apart that are one step of integers apart, of each output: of the operator's
+    result, or of the layer that gives what it reads, whichever is coarser."""
+    nodes: Any = quantized.graph_module.graph.output_node().args[0]
     with torch.no_grad():
         results = tensors(quantized(*inputs))
-    return [float(r.max() - r.min()) / 255 if r.is_floating_point() else 0.0 for r in results]
+    return [
+        max(float(r.max() - r.min()) / 255, _step(n)) if r.is_floating_point() else 0.0
+        for n, r in zip(nodes, results, strict=True)
+    ]
+
+
+def _step(node: Any) -> float:
+    step = 0.0
+    while is_dequantize(node) or str(node.target).startswith("after."):
+        if is_dequantize(node):
+            step = max(step, float(qparams_of(node).scale))
+        node = node.args[0].args[0] if is_dequantize(node) else node.args[0]
+        if not isinstance(node, torch.fx.Node):
+            break
+    return step
 
 
 def difference(wanted: torch.Tensor, result: torch.Tensor, step: float = 0.0) -> str:
@@ -444,17 +490,19 @@ def difference(wanted: torch.Tensor, result: torch.Tensor, step: float = 0.0) ->
 def run(wanted: Sequence[Cell], targets: Sequence[str], path: Path | None) -> list[dict[str, str]]:
     """All rows: known ones, and those that are run now."""
     rows = known(path)
-    for target in targets:
-        for _, group in itertools.groupby(wanted, lambda cell: (cell.operator, cell.shapes)):
-            missing = [cell for cell in group if (target, cell.name) not in rows]
-            for start in range(0, len(missing), MOST):
-                part = missing[start : start + MOST]
-                for cell, outcome in zip(part, outcomes(target, part), strict=True):
-                    row = {"target": target, "cell": cell.name, "operator": cell.operator}
-                    row |= {"of": cell.of, "value": repr(cell.values.get(cell.of))}
-                    row |= {"status": outcome.status, "words": outcome.words}
-                    rows[target, cell.name] = row
-                    _append(row, path)
+    by_inputs: dict[Any, list[Cell]] = {}
+    for cell in wanted:
+        by_inputs.setdefault((cell.shapes, cell.least), []).append(cell)
+    for target, group in itertools.product(targets, by_inputs.values()):
+        missing = [cell for cell in group if (target, cell.name) not in rows]
+        for start in range(0, len(missing), MOST):
+            part = missing[start : start + MOST]
+            for cell, outcome in zip(part, outcomes(target, part), strict=True):
+                row = {"target": target, "cell": cell.name, "operator": cell.operator}
+                row |= {"of": cell.of, "value": repr(cell.values.get(cell.of))}
+                row |= {"status": outcome.status, "words": outcome.words}
+                rows[target, cell.name] = row
+                _append(row, path)
     asked = {(target, cell.name) for target in targets for cell in wanted}
     return [row for key, row in rows.items() if key in asked]
 

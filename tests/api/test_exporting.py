@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "export-dialect": (_torch_dialect, {}),
     "export-device": (_on_meta, {}),
     "export-option": (_quantized, {"options": {"opse": 18}}),
+    "export-former-option": (_quantized, {"options": {"integer_outputs": True}}),
     "export-dynamic-name": (_quantized, {"dynamic_shapes": {"nope": {0: "batch"}}}),
     "export-example": (_without_example, {}),
     "export-fails": (_quantized, {"example_inputs": (torch.randn(2, 5),)}),

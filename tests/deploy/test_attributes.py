@@ -1,4 +1,4 @@
-"""Each attribute of operators, out of their schemas, in ONNX Runtime: equal, or refused.
+"""Each attribute of operators, out of their schemas, on targets: equal, or refused.
 
 All operators and targets: ``tools/attributes_by_target.py``.
 """
@@ -34,6 +34,26 @@ def test_attributes_are_honoured_or_refused(tool: ModuleType) -> None:
     rows = tool.run(cells, ["onnx"], None)
     assert len(rows) == len(cells)
     assert [row for row in rows if row["status"] in tool.FINDINGS] == []
+
+
+#: Calls that a target computed otherwise once, by target and operator.
+ONCE_WRONG = {
+    ("openvino", "aten.avg_pool2d.default"): (
+        "kernel_size=[2, 2], divisor_override=-1",
+        "kernel_size=[3, 3], stride=[2, 2], padding=[1, 1], ceil_mode=True, "
+        "count_include_pad=False, divisor_override=3",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", ONCE_WRONG, ids="-".join)
+def test_what_a_target_computed_otherwise(tool: ModuleType, place: tuple[str, str]) -> None:
+    target, operator = place
+    names = {f"{operator}({said})" for said in ONCE_WRONG[place]}
+    cells = [cell for cell in tool.every_cell([operator]) if cell.name in names]
+    assert {cell.name for cell in cells} == names
+    rows = tool.run(cells, [target], None)
+    assert {row["status"] for row in rows} <= {"equal", "equal at fixed sizes"}, rows
 
 
 def test_a_difference_is_a_finding(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

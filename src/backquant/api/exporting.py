@@ -78,7 +78,8 @@ def export(
             compute on integer kernels. Default: every quantized operator with multiply-adds; ``0.0``: no
             requirement.
         integer_io: integers in place of floats at the edges of the file, as in ``quantize``. What they
-            stand for is in ``edges`` of the result, and beside the file in ``<name>.qparams.json``.
+            stand for is in ``edges`` of the result, and beside the file in ``<name>.qparams.json``. Default:
+            as the model has them; for ``ethos-u`` all that are quantized.
         overwrite: replace an existing file.
         options: options of the target itself.
 
@@ -113,7 +114,7 @@ def export(
         check_options(target, options or {})
         layers = reference_of(quantized, target)
         return export_checkpoint(layers, target_path, target, options or {}, overwrite=overwrite)
-    reference = reference_of(quantized, target).with_edges(IntegerEdges.of(integer_io))
+    reference = reference_of(quantized, target).for_target(target, integer_io)
     check_place(target_path, overwrite)
     check_installed(target)
     required = given_requirement(require)

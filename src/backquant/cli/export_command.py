@@ -11,7 +11,14 @@ import typer
 from backquant.cli.console import emit, guarded
 from backquant.errors import UsageError
 
-__all__ = ["beside", "checked_target", "export", "parse_dynamic", "parse_options"]
+__all__ = [
+    "beside",
+    "checked_target",
+    "export",
+    "parse_dynamic",
+    "parse_integer_io",
+    "parse_options",
+]
 
 
 def export(
@@ -42,6 +49,13 @@ def export(
         typer.Option(
             "--require",
             help="Least share of multiply-adds on integer kernels (0.9), or a module that must be.",
+        ),
+    ] = None,
+    integer_io: Annotated[
+        str | None,
+        typer.Option(
+            "--integer-io",
+            help="Integers in place of floats: all, none, or inputs by name and outputs by place: x,0.",
         ),
     ] = None,
     option: Annotated[
@@ -81,6 +95,7 @@ def export(
                 example_inputs=parse_inputs(inputs) if inputs else None,
                 dynamic_shapes=shapes,
                 require=required,
+                integer_io=parse_integer_io(integer_io),
                 overwrite=force,
                 options=options,
             )
@@ -118,6 +133,17 @@ def checked_target(to: str | None, path: Path, force: bool) -> Path:
         )
     check_place(path, overwrite=force)
     return path
+
+
+def parse_integer_io(text: str | None) -> bool | dict[str | int, bool] | None:
+    """What ``integer_io`` of ``backquant.export`` is told.
+
+    >>> parse_integer_io("all"), parse_integer_io("none"), parse_integer_io("image,0")
+    (True, False, {'image': True, 0: True})
+    """
+    if text is None or text in ("all", "none"):
+        return None if text is None else text == "all"
+    return {int(name) if name.isdecimal() else name: True for name in text.split(",")}
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ _FIX = (
 @dataclass(frozen=True)
 class IntegerEdges:
     """Which inputs (by name) and outputs (by position) are integers; ``None``: all. ``is_custom``: as a
-    ``PrepareCustomConfig`` says, inputs by position.
+    ``PrepareCustomConfig`` says, inputs by position, or a target: what cannot be integers stays float.
 
     >>> IntegerEdges.of({"x": True, 0: True})
     IntegerEdges(inputs={'x': True}, outputs=frozenset({0}), is_custom=False)
@@ -205,7 +205,7 @@ def keep_integers(module: fx.GraphModule, edges: IntegerEdges, known: Record) ->
         qparams = _input_qparams(node, wish)
         if qparams is None:
             held = _held(known.example, index, _name(node))
-            if edges.inputs is None and not _is_float(held):
+            if edges.inputs is None and (edges.is_custom or not _is_float(held)):
                 continue
             raise _float_input(node, held)
         _take_integers(editor, node, qparams)

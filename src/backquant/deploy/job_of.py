@@ -17,7 +17,7 @@ from backquant.deploy.examples import with_row_major, with_two_on_free_axes
 from backquant.deploy.job import OUTPUT, ExportJob, expected_operators
 from backquant.deploy.portable import portable
 from backquant.deploy.read_sizes import Recorder, known_nodes, write_read_sizes
-from backquant.deploy.target import Target
+from backquant.deploy.target import IntegerTarget, Target
 from backquant.dtypes import QParams
 from backquant.errors import ExportError, InputError, UsageError, first_line, literal
 from backquant.graph import DeferredGraphModule, as_arguments, rebuilt, shallow_copy
@@ -93,12 +93,20 @@ class Reference(NamedTuple):
         """The backend that it was made for."""
         return self.record.backend_config
 
-    def with_edges(self, edges: IntegerEdges | None) -> Reference:
-        """With integers at these edges. Raises ``ConfigError`` where that cannot be, ``UsageError`` where it
-        has integers already."""
+    @property
+    def has_integers(self) -> bool:
+        """Whether an input or output is integers."""
+        return bool(self.inputs or self.outputs)
+
+    def for_target(self, target: Target, integer_io: Any) -> Reference:
+        """With integers at the edges that ``integer_io`` says, or else the target. Raises ``ConfigError``
+        where that cannot be, ``UsageError`` where it has integers already."""
+        edges = IntegerEdges.of(integer_io)
+        if integer_io is None and isinstance(target, IntegerTarget) and not self.has_integers:
+            edges = target.edges
         if edges is None:
             return self
-        if self.inputs or self.outputs:
+        if self.has_integers:
             raise UsageError(
                 "the model takes or gives integers already",
                 where="integer_io",
@@ -150,13 +158,21 @@ def lowered_error(engine: str, target: Target) -> UsageError:
 
 def check_options(target: Target, options: Mapping[str, Any]) -> None:
     """Raise ``UsageError`` for an option that the target does not have."""
+    fix = f"one of {', '.join(target.options)}" if target.options else "it has none"
     for key in options:
         if key not in target.options:
             raise UsageError(
                 f"{target.name} has no option {key!r}",
                 where=f"options[{key!r}]",
-                fix=f"one of {', '.join(target.options)}" if target.options else "it has none",
+                fix=_FORMER_OPTIONS.get(key, fix),
             )
+
+
+#: What is an argument of ``export`` now.
+_FORMER_OPTIONS = {
+    "integer_inputs": 'backquant.export(quantized, path, integer_io=True), or {"x": True} for an input',
+    "integer_outputs": "backquant.export(quantized, path, integer_io=True), or {0: True} for an output",
+}
 
 
 def _check_names(dynamic_shapes: Any, names: list[str]) -> None:

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from backquant.convert import IntegerEdges
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.entry_points import read_entry_point
@@ -22,6 +23,7 @@ from backquant.errors import MissingExtraError, UsageError, did_you_mean
 from backquant.match.plan import Reason
 
 __all__ = [
+    "IntegerTarget",
     "Requirement",
     "Target",
     "check_installed",
@@ -107,6 +109,14 @@ class Target(Protocol):
         there is moved to where the user wants it.
         """
         ...
+
+
+@runtime_checkable
+class IntegerTarget(Target, Protocol):
+    """A target with ``edges`` of its own where ``integer_io`` says nothing."""
+
+    @property
+    def edges(self) -> IntegerEdges: ...
 
 
 def list_targets() -> list[str]:

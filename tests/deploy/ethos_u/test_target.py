@@ -26,7 +26,14 @@ def test_a_small_network_runs_on_the_npu_as_a_whole(tmp_path: Path) -> None:
     model = _quantized(nn.Sequential(*layers, nn.Linear(8, 4), nn.Softmax(-1)), x)
     path = tmp_path / "net.tflite"
     exported = backquant.export(model, path, to="ethos-u", options={"accelerator": "ethos-u65-256"})
-    assert exported.files == (path, tmp_path / "net_vela.tflite")
+    assert {file.name for file in exported.files} == {
+        "net.tflite",
+        "net_vela.tflite",
+        "net.qparams.json",
+    }
+    assert {*exported.edges} == {"input", "output 0"}
+    kinds = {each.kernel.partition(" ")[0] for each in exported.kernels}
+    assert kinds.isdisjoint({"QUANTIZE", "DEQUANTIZE"})
     assert exported.figures["operators on the CPU"] == 0
     assert exported.figures["operators on the NPU"] > 5
     assert exported.figures["cycles"] > 0
@@ -70,4 +77,17 @@ def test_without_vela_the_file_is_written_and_said_not_to_be_compiled(
     model = _quantized(nn.Sequential(nn.Linear(4, 2)), x)
     exported = backquant.export(model, tmp_path / "net.tflite", to="ethos-u")
     assert "not compiled: ethos-u-vela is not installed" in exported.runtime
-    assert exported.files == (tmp_path / "net.tflite",)
+    assert tmp_path / "net.tflite" in exported.files and len(exported.files) == 2
+
+
+def test_what_cannot_be_integers_at_the_edges_stays_float(tmp_path: Path) -> None:
+    x = torch.rand(1, 4)
+    model = _quantized(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), x)
+    exported = backquant.export(model, tmp_path / "net.tflite", to="ethos-u", require=0.0)
+    assert {*exported.edges} == {"input"}
+    with pytest.raises(backquant.ConfigError, match="output 0 cannot be integers"):
+        backquant.export(model, tmp_path / "all.tflite", to="ethos-u", integer_io=True)
+    floats = backquant.export(
+        model, tmp_path / "none.tflite", to="ethos-u", integer_io=False, require=0.0
+    )
+    assert floats.edges == {}

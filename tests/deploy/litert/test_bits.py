@@ -4,12 +4,14 @@ reference."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import backquant
+from backquant.deploy import Exported
 from backquant.deploy.litert.readback import LoadedFile
 from litert_operators import IMAGES, LINES, POOLS, VALUES, Function, Several
 
@@ -23,17 +25,19 @@ SUMS = {
 }
 
 
-def _files(functions: dict[str, Function], x: torch.Tensor, path: Path) -> tuple[object, bytes]:
-    """The integer reference, and the file; of one calibration."""
+def _files(functions: dict[str, Function], x: torch.Tensor, path: Path) -> tuple[Any, Exported]:
+    """The integer reference, and the file with integers at its outputs; of one calibration."""
     model = Several(functions).eval()
     mapping = backquant.get_default_qconfig_mapping("litert_micro")
     prepared = backquant.prepare_fx(model, mapping, x, backend_config="litert_micro")
     prepared(x)
     whole = backquant.convert_to_integer_reference(prepared)
     reference = backquant.convert_to_reference_fx(prepared, dialect="decomposed")
-    options = {"integer_outputs": True}
-    backquant.export(reference, path, to="litert", options=options, require=0.0, example_inputs=x)
-    return whole, path.read_bytes()
+    outputs = dict.fromkeys(range(len(functions)), True)
+    exported = backquant.export(
+        reference, path, to="litert", integer_io=outputs, require=0.0, example_inputs=x
+    )
+    return whole, exported
 
 
 @pytest.mark.parametrize("table", ["images", "lines", "sums"])
@@ -43,15 +47,14 @@ def test_reference_kernels_give_the_bits_of_the_integer_reference(
     torch.manual_seed(0)
     functions = {"images": IMAGES, "lines": LINES, "sums": SUMS}[table]
     x = torch.randn(2, 4, 12) if table == "lines" else torch.randn(2, 4, 9, 8)
-    whole, content = _files(functions, x, tmp_path / "bits.tflite")
-    file = LoadedFile(content, reference=True)
+    whole, exported = _files(functions, x, tmp_path / "bits.tflite")
+    file = LoadedFile(exported.path.read_bytes(), reference=True)
     other = torch.randn(x.shape)
     made = file.run([other.numpy()])
-    details = file.interpreter.get_output_details()
     off = {}
-    for name, one, array, detail in zip(functions, whole(other), made, details, strict=True):
-        scale = detail["quantization"][0]
-        steps = ((one - torch.from_numpy(np.array(array))) / scale).abs()
+    for place, (name, one, array) in enumerate(zip(functions, whole(other), made, strict=True)):
+        edge = exported.edges[f"output {place}"]
+        steps = (one / edge.scale + edge.zero_point - torch.from_numpy(np.array(array))).abs()
         assert steps.max() < 1.5, name
         wrong = int((steps > 0.5).sum())
         if wrong > (max(1, 0.02 * steps.numel()) if name in NEARLY else 0):
@@ -68,13 +71,14 @@ def test_microcontrollers_run_the_same_file_with_the_same_bits(tmp_path: Path) -
     model = Several(parts).eval()
     quantized = backquant.quantize(model, x, backend="litert_micro", calibration=[x])
     path = tmp_path / "micro.tflite"
-    edges = {"integer_inputs": True, "integer_outputs": True}
-    backquant.export(quantized, path, options=edges)
+    exported = backquant.export(quantized, path, integer_io=True)
+    edge = exported.edges["x"]
     content = path.read_bytes()
     micro = runtime.Interpreter.from_bytes(content)
     file = LoadedFile(content, reference=True)
     for _ in range(3):
-        file.run([torch.rand(1, 4, 9, 8).numpy()])
+        steps = torch.rand(1, 4, 9, 8) / edge.scale + edge.zero_point
+        file.run([steps.round().clamp(edge.quant_min, edge.quant_max).numpy()])
         [given] = file.interpreter.get_input_details()
         micro.set_input(file.interpreter.get_tensor(given["index"]), 0)
         micro.invoke()

@@ -53,8 +53,8 @@ def test_channels_last_and_integers_at_the_edges(tmp_path: Path) -> None:
     x = torch.rand(2, 3, 16, 16)
     model = quantized(Small(), x)
     path = tmp_path / "model.tflite"
-    options = {"channels_last": True, "integer_inputs": True, "integer_outputs": True}
-    exported = backquant.export(model, path, options=options)
+    options = {"channels_last": True}
+    exported = backquant.export(model, path, options=options, integer_io=True)
     kinds = {each.kernel.partition(" ")[0] for each in exported.kernels}
     assert kinds.isdisjoint({"TRANSPOSE", "QUANTIZE", "DEQUANTIZE"})
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import backquant
+from backquant.deploy import Exported
 from backquant.deploy.litert.readback import LoadedFile
 from litert_operators import IMAGES, IN_FLOAT, LINES, MOVES, POOLS, VALUES, Function, Several
 
@@ -20,24 +21,22 @@ TABLES = {"images": IMAGES, "pools": POOLS, "values": VALUES, "moves": MOVES, "l
 FEWER_EQUAL = ("average", "bilinear", "corners", "hardswish", "leaky_relu", "silu", "matmul")
 
 
-def _written(functions: dict[str, Function], x: torch.Tensor, path: Path) -> tuple[Any, LoadedFile]:
+def _written(functions: dict[str, Function], x: torch.Tensor, path: Path) -> tuple[Any, Exported]:
     model = Several(functions).eval()
     quantized = backquant.quantize(model, x, backend="litert", calibration=[x], slower="keep")
-    exported = backquant.export(
-        quantized, path, options={"integer_outputs": True}, require=0.0, example_inputs=x
-    )
-    del exported
-    return quantized, LoadedFile(path.read_bytes())
+    outputs = dict.fromkeys(range(len(functions)), True)
+    return quantized, backquant.export(quantized, path, integer_io=outputs, require=0.0)
 
 
 def _compared(
     functions: dict[str, Function], x: torch.Tensor, path: Path
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, float]]:
-    quantized, file = _written(functions, x, path)
-    wanted, made = quantized(x), file.run([x.numpy()])
-    details = file.interpreter.get_output_details()
-    for name, one, other, detail in zip(functions, wanted, made, details, strict=True):
-        yield name, one, torch.from_numpy(np.ascontiguousarray(other)), detail["quantization"][0]
+    quantized, exported = _written(functions, x, path)
+    made = LoadedFile(path.read_bytes()).run([x.numpy()])
+    for place, (name, one, array) in enumerate(zip(functions, quantized(x), made, strict=True)):
+        edge = exported.edges[f"output {place}"]
+        other = torch.from_numpy(np.ascontiguousarray(array)).float() - edge.zero_point
+        yield name, one, other * edge.scale, edge.scale
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -55,9 +54,17 @@ def test_integers_are_within_a_step(table: str, tmp_path: Path) -> None:
 def test_what_has_no_kernel_on_integers_is_composed_in_float(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 4, 9, 8)
-    for name, one, other, step in _compared(IN_FLOAT, x, tmp_path / "ops.tflite"):
-        assert step == 0, f"{name} is on integers"
-        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4, msg=name)
+    model, path = Several(IN_FLOAT).eval(), tmp_path / "ops.tflite"
+    quantized = backquant.quantize(model, x, backend="litert", calibration=[x], slower="keep")
+    for place in range(len(IN_FLOAT)):
+        with pytest.raises(backquant.ConfigError, match=f"output {place} cannot be integers"):
+            backquant.export(quantized, path, integer_io={place: True})
+    backquant.export(quantized, path, require=0.0)
+    made = LoadedFile(path.read_bytes()).run([x.numpy()])
+    for name, one, other in zip(IN_FLOAT, quantized(x), made, strict=True):
+        torch.testing.assert_close(
+            torch.from_numpy(other.copy()), one, rtol=1e-3, atol=1e-4, msg=name
+        )
 
 
 def test_a_free_batch(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from backquant.convert import IntegerEdges
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.litert.network import Network, Operation
@@ -119,23 +120,23 @@ def parse_output(printed: str, table: str) -> Compiled:
 __all__ = ["TARGET", "EthosUTarget"]
 
 _VELA = ("config", "system_config", "memory_mode", "optimise")
-_EDGES = {"integer_inputs": True, "integer_outputs": True, "channels_last": False}
 _CONVERSIONS = ("QUANTIZE", "DEQUANTIZE")
 
 
 class EthosUTarget(LiteRTTarget):
-    """Options: those of ``litert``, ``accelerator`` (``"ethos-u55-128"``), and Vela's ``config``,
+    """Inputs and outputs are integers where they are quantized, unless ``integer_io`` says otherwise.
+
+    Options: those of ``litert``, ``accelerator`` (``"ethos-u55-128"``), and Vela's ``config``,
     ``system_config``, ``memory_mode`` and ``optimise``."""
 
     name = "ethos-u"
     extra = "ethos-u"
-    options = (*_EDGES, "accelerator", *_VELA)
+    options = (*LiteRTTarget.options, "accelerator", *_VELA)
+    edges = IntegerEdges(is_custom=True)
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Write the file, and compile it."""
         accelerator = _accelerator(job)
-        edges = {name: job.options.get(name, value) for name, value in _EDGES.items()}
-        job = replace(job, options=edges | {k: v for k, v in job.options.items() if k in _VELA})
         lowered, content = written_file(job)
         path.write_bytes(content)
         if importlib.util.find_spec("ethosu") is None:

@@ -62,14 +62,11 @@ class Lowered:
 
 @dataclass(eq=False)
 class Lowering:
-    """One program. ``channels_last``: inputs and outputs of four axes are stored so; ``integer_inputs``,
-    ``integer_outputs``: without conversions from and to float at the edges."""
+    """One program. ``channels_last``: inputs and outputs of four axes are stored so."""
 
     program: Program
     table: Table
     channels_last: bool = False
-    integer_inputs: bool = False
-    integer_outputs: bool = False
     emitter: Emitter = field(default_factory=Emitter)
     values: dict[fx.Node, Any] = field(default_factory=dict)
     done: set[fx.Node] = field(default_factory=set)
@@ -117,18 +114,9 @@ class Lowering:
         network = self.emitter.network
         network.inputs.append(made)
         network.input_names.append(node.name)
-        value = Value(made, layout)
-        readers = [user for user in node.users if is_quantize(user)]
-        if self.integer_inputs and readers and len(readers) == len(node.users):
-            made.scales, made.dtype = _scales(readers[0]), _NAMES[qparams_of(readers[0]).dtype]
-            self.values[readers[0]] = value
-            self.done.add(readers[0])
-            for reader in readers[1:]:
-                self.values[reader] = self._requantized(value, reader)
-                self.done.add(reader)
-        elif all(is_dequantize(user) for user in node.users) and node.users:
+        if all(is_dequantize(user) for user in node.users) and node.users:
             made.scales = _scales(next(iter(node.users)))
-        self.values[node] = value
+        self.values[node] = Value(made, layout)
 
     def _edge_layout(self, node: fx.Node) -> Layout:
         rank = len(sizes_of(node))
@@ -157,7 +145,7 @@ class Lowering:
         """Integers are moved before they become floats."""
         if held.integers.layout != layout:
             held = Dequantized(Value(self.emitter.laid(held.integers, layout), layout))
-        return held.integers if self.integer_outputs else self.emitter.dequantize(held.integers)
+        return self.emitter.dequantize(held.integers)
 
     def _copied(self, tensor: Tensor) -> Tensor:
         """An output of its own: the runtime wants one tensor for each."""

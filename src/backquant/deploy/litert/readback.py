@@ -105,8 +105,8 @@ def _delegated(details: Sequence[Mapping[str, Any]]) -> set[int]:
 
 
 class LoadedFile:
-    """See ``backquant.deploy.session.Loaded``: arrays as the model takes and gives them; a file with
-    integers at its edges, or with its channels last, is given and gives what the model does."""
+    """See ``backquant.deploy.session.Loaded``: arrays as the model takes and gives them, which a file
+    with its channels last takes and gives in another order."""
 
     def __init__(
         self,
@@ -153,19 +153,10 @@ class LoadedFile:
     def _as_stored(self, array: Array, detail: Mapping[str, Any]) -> Array:
         if self._channels_last and array.ndim == 4:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
-        scale, zero_point = detail["quantization"]
-        dtype = np.dtype(detail["dtype"])
-        if scale and array.dtype.kind == "f":
-            limits = np.iinfo(dtype)
-            steps = np.rint(array.astype(np.float64) / scale) + zero_point
-            array = np.clip(steps, limits.min, limits.max)
-        return array.astype(dtype)
+        return array.astype(detail["dtype"])
 
     def _as_given(self, detail: Mapping[str, Any]) -> Array:
         array = self.interpreter.get_tensor(detail["index"])
-        scale, zero_point = detail["quantization"]
-        if scale:
-            array = ((array.astype(np.int64) - zero_point) * np.float64(scale)).astype(np.float32)
         if self._channels_last and array.ndim == 4:
             array = array.transpose(0, 3, 1, 2)
         return np.asarray(array)

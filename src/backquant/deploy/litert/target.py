@@ -1,7 +1,6 @@
 """The target ``litert``: ``.tflite`` files, read back from LiteRT's interpreter and compared with the model.
 
-Options: ``channels_last`` (inputs and outputs of four axes are stored with their channels last),
-``integer_inputs`` and ``integer_outputs`` (int8 at the edges instead of floats).
+Option: ``channels_last`` (inputs and outputs of four axes are stored with their channels last).
 """
 
 from __future__ import annotations
@@ -119,8 +118,6 @@ TABLE: Table = {
 
 __all__ = ["TARGET", "LiteRTTarget", "written_file"]
 
-#: The options of how inputs and outputs are stored.
-EDGES = ("channels_last", "integer_inputs", "integer_outputs")
 #: What LiteRT's kernels have: XNNPACK's, those that round twice, those that round once.
 _ARITHMETIC = (
     ("float", "half_even"),
@@ -143,7 +140,7 @@ class LiteRTTarget:
         Requirement("ai-edge-litert", "ai_edge_litert", "2.0", "2.3"),
         Requirement("flatbuffers", "flatbuffers"),
     )
-    options: tuple[str, ...] = EDGES
+    options: tuple[str, ...] = ("channels_last",)
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """Activations of other dtypes, and operators that the format has not."""
@@ -169,8 +166,8 @@ class LiteRTTarget:
 def written_file(job: ExportJob) -> tuple[Lowered, bytes]:
     """The network of a job, and its bytes. Raises ``ExportError`` for what the format cannot express."""
     program = decomposed(job.program)
-    last, integer_inputs, integer_outputs = (bool(job.options.get(name)) for name in EDGES)
-    lowering = Lowering(program, RULES, last, integer_inputs, integer_outputs)
+    last = bool(job.options.get("channels_last"))
+    lowering = Lowering(program, RULES, last)
     try:
         lowered = lowering.run()
     except RefusedError as error:

@@ -2,10 +2,11 @@
 
 1. ``AveragePool`` without ``ceil_mode`` is what all runtimes compute alike; it stands alone wherever that is
    what is asked for.
-2. Another divisor: the average over whole windows, padding included, times the share of the divisors.
-3. Ceil mode that gives more windows than floor mode: zeros are appended to the input, so that every window is
-   whole, and each average is multiplied by the size of a window over the number of values that PyTorch
-   divides by. The sizes have to be known for that.
+2. Another divisor: a convolution of each channel whose weights are all one over it.
+3. Ceil mode that gives more windows than floor mode: such sums of windows, made whole by padding, over the
+   numbers of values that PyTorch divides by. The sizes have to be known for that.
+   Averages times a factor are not written for 2 and 3: OpenVINO rounds the averages of integers, which the
+   factor makes large, and pads them with its zero in place of the zero point.
 4. Maxima in ceil mode: runtimes and ONNX's own inference of shapes differ in windows that start in the
    padding behind the input. Padding that makes PyTorch's last window whole stands for ceil mode. That mode is
    written for free sizes alone, where no window can start in the padding; known and free axes are pooled one
@@ -179,16 +180,15 @@ def _of_whole_windows(
 
     op = onnxscript.opset18
     kernels, pads = [axis.kernel for axis in axes], [axis.padding for axis in axes]
-    pooled = op.AveragePool(
+    if divisor not in (None, math.prod(kernels)):
+        return _sums(x, axes, 1 / divisor)
+    return op.AveragePool(
         x,
         kernel_shape=kernels,
         strides=[axis.stride for axis in axes],
         pads=[*pads, *pads],
         count_include_pad=int(with_padding or divisor is not None),
     )
-    if divisor in (None, math.prod(kernels)):
-        return pooled
-    return op.Mul(pooled, _floats(_shares(axes, with_padding, divisor)))
 
 
 def _with_partial_windows(
@@ -197,28 +197,30 @@ def _with_partial_windows(
     """Rule 3."""
     import onnxscript
 
-    op = onnxscript.opset18
-    kernels, strides = [axis.kernel for axis in axes], [axis.stride for axis in axes]
     if not all(isinstance(axis.size, int) for axis in axes):
         raise _free_ceil_mode("avg_pool", axes)
-    unpooled = [0] * (len(x.shape) - len(axes))
-    starts = [axis.padding for axis in axes]
-    ends = [axis.padding + axis.appended for axis in axes]
-    pads: Any = op.Constant(value_ints=[*unpooled, *starts, *unpooled, *ends])
-    whole = op.Pad(x, pads, _floats(0.0))
-    pooled = op.AveragePool(whole, kernel_shape=kernels, strides=strides)
-    return op.Mul(pooled, _floats(_shares(axes, with_padding, divisor)))
-
-
-def _shares(axes: Sequence[_Axis], with_padding: bool, divisor: int | None) -> Any:
-    """The size of a window over what PyTorch divides by, for each window."""
-    size = math.prod(axis.kernel for axis in axes)
     if divisor is not None:
-        return size / divisor
+        return _sums(x, axes, 1 / divisor)
     counts = np.ones((), np.float64)
     for axis in axes:
         counts = counts[..., None] * np.asarray(axis.counts(with_padding), np.float64)
-    return size / counts
+    return onnxscript.opset18.Mul(_sums(x, axes, 1.0), _floats(1 / counts))
+
+
+def _sums(x: Any, axes: Sequence[_Axis], weight: float) -> Any:
+    """The sum of each window, times ``weight``."""
+    import onnxscript
+
+    kernels, channels = [axis.kernel for axis in axes], int(x.shape[1])
+    ends = [axis.padding + (axis.appended if axis.differs else 0) for axis in axes]
+    return onnxscript.opset18.Conv(
+        x,
+        _floats(np.full((channels, 1, *kernels), weight)),
+        group=channels,
+        kernel_shape=kernels,
+        strides=[axis.stride for axis in axes],
+        pads=[*(axis.padding for axis in axes), *ends],
+    )
 
 
 def _each(value: Sequence[int] | int, dims: int) -> list[int]:
