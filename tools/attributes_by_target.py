@@ -349,7 +349,8 @@ def _identity(layer: Any) -> nn.Module:
 
 
 def _unchanged(shape: Sequence[int]) -> nn.Module:
-    convolutions = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+    """Volumes go through a linear layer: a target without convolutions of them may have other operators."""
+    convolutions = {3: nn.Conv1d, 4: nn.Conv2d}
     if len(shape) in convolutions:
         return _identity(convolutions[len(shape)](shape[1], shape[1], 1))
     return _identity(nn.Linear(shape[-1], shape[-1]))
