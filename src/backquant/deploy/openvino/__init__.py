@@ -23,6 +23,7 @@ from backquant.deploy.openvino.workarounds import (
     separate_biases,
     separate_weights,
     shift_bounds,
+    sum_padded_averages,
 )
 from backquant.deploy.program import quiet
 from backquant.deploy.target import Requirement
@@ -53,6 +54,7 @@ class OpenVinoTarget:
         import openvino
 
         model = onnx_model(job)
+        sum_padded_averages(model)
         check_ends(model.graph)
         separate_biases(model)
         separate_weights(model)

@@ -202,6 +202,31 @@ def _reads_constant(node: Any) -> bool:
     return any(value.const_value is not None for value in node.inputs)
 
 
+# Averages with padding that is counted, of integers.
+#
+# OpenVINO (2026.4) pads integers with 0 in place of their zero point. A convolution of each channel has the
+# same values.
+
+
+def sum_padded_averages(model: Any) -> None:
+    """Write such poolings so. Changes an ``onnx_ir.Model``."""
+    rewrite(model, {"AveragePool": _sum_padded})
+
+
+def _sum_padded(node: Any) -> Any:
+    read, value = node.attributes, node.inputs[0]
+    counted = read.get_int("count_include_pad", 0) and any(read.get_ints("pads", [0]))
+    integers = comes_from(value, "DequantizeLinear")
+    zero_point = None if integers is None else array_of(input_of(integers, 2))
+    if not counted or (zero_point is not None and not zero_point.any()):
+        return None
+    kernel, channels = read.get_ints("kernel_shape"), int(value.shape[1])
+    weight = np.full((channels, 1, *kernel), 1 / np.prod(kernel), np.float32)
+    kept = {name: read.get_ints(name, [1]) for name in ("kernel_shape", "pads", "strides")}
+    write = OnnxCalls(node)
+    return write.Conv(value, write.constant(weight), group=channels, **kept)
+
+
 # Bounds of clamps between integers: OpenVINO (2026.4) makes integers of them by cutting off, where the
 # description rounds. So a bound is put a quarter of a step above the integer that it rounds to.
 
