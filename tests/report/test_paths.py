@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from backquant.report.paths import collapsed, listed
+from backquant.report.refusals import collapsed, listed
 
 
 def test_only_the_numbers_that_differ_are_stars() -> None:

@@ -20,9 +20,8 @@ from backquant.match.readable_names import entry_text
 from backquant.native.library import advice
 from backquant.prepare import Record
 from backquant.reason_codes import ReasonCode
-from backquant.report.graph import ReportedGraph
+from backquant.report.graph import Observers, ReportedGraph
 from backquant.report.model import ReasonRow, Report, Row
-from backquant.report.observers import Observers
 from backquant.report.standalone import standalone_kernels, standalone_reasons, standalone_rows
 from backquant.runtime import QuantizedModel
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from backquant.errors import CoverageError, UsageError, did_you_mean
 from backquant.report.model import ReasonRow, Report, Row
-from backquant.report.paths import collapsed
+from backquant.report.refusals import collapsed
 from backquant.report.words import percent
 
 _SHOWN = 8  # reasons in a message

@@ -1,18 +1,21 @@
-"""The structure of a file against the models: every problem with its line, in file order."""
+"""The structure of a spec file: what is wrong in it, and keys of earlier versions under the names of now."""
 
 from __future__ import annotations
 
 import json
+import warnings
+from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from backquant.backend_config.files.located import Located, Path, field_name, plain
+from backquant.backend_config.declared import Declared, declared
+from backquant.backend_config.description import Description
+from backquant.backend_config.files.located import Located, Path, fail, field_name, plain
 from backquant.backend_config.files.models import SCHEMA_VERSION, FileModel
 from backquant.backend_config.files.problems import MOST_TOLD, Problem, suggestion
-
-__all__ = ["structure_problems"]
+from backquant.backend_config.kinds import Nested, Several
 
 _MISSING = "this field is missing"
 
@@ -131,3 +134,38 @@ def _models_in(annotations: list[Any]) -> list[type[BaseModel]]:
             found.append(item)
         stack.extend(get_args(getattr(item, "__value__", item)))
     return found
+
+
+def with_current_names(
+    tree: Located, file: str, cls: type = Description, path: Path = ()
+) -> Located:
+    """``tree``, sound in structure, with current names; warns of each earlier one, with file and line.
+
+    Raises ``SpecError`` (SpecFileError) where a record has both names, and they differ.
+    """
+    for field in declared(cls):
+        if field.earlier in tree.value:
+            tree = _renamed(tree, field, (*path, field.earlier), file)
+        below = tree.value.get(field.name)
+        if below is None or below.value is None:
+            continue
+        if isinstance(field.kind, Nested):
+            inside = with_current_names(below, file, field.kind.record, (*path, field.name))
+            tree.value[field.name] = inside
+        elif isinstance(field.kind, Several):
+            for index, item in enumerate(below.value):
+                place = (*path, field.name, index)
+                below.value[index] = with_current_names(item, file, field.kind.record, place)
+    return tree
+
+
+def _renamed(record: Located, field: Declared, path: Path, file: str) -> Located:
+    values, lines = dict(record.value), dict(record.key_lines)
+    value, line = values.pop(field.earlier), lines.pop(field.earlier)
+    if field.name in values and plain(values[field.name]) != plain(value):
+        message = f"{field.earlier!r} and {field.name!r} are two names of one field, and differ"
+        raise fail(file, line, path, message, f"keep {field.name!r} only")
+    told = f"{file}:{line}: {field_name(path)} is called {field.name!r} now"
+    warnings.warn(told, DeprecationWarning, stacklevel=2)
+    values, lines = {field.name: value, **values}, {field.name: line, **lines}
+    return replace(record, value=values, key_lines=lines)

@@ -12,8 +12,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from backquant.backend_config.description import Description
-from backquant.backend_config.files.check import structure_problems
-from backquant.backend_config.files.earlier_names import with_current_names
+from backquant.backend_config.files.check import structure_problems, with_current_names
 from backquant.backend_config.files.import_paths import Resolver
 from backquant.backend_config.files.located import MAX_DEPTH, MAX_VALUES, Located, fail, read_json
 from backquant.backend_config.files.problems import SpecFileError
