@@ -146,6 +146,17 @@ def test_an_exported_decoder_generates(tmp_path: Path) -> None:
         assert twenty(from_file, prompt) == twenty(emulated, prompt)
 
 
+def test_a_file_of_fixed_sizes_cannot_generate(tmp_path: Path) -> None:
+    model = trained()
+    example = backquant.decoder_inputs(model, ids(TEXT[:24]), cached=12)
+    made = backquant.quantize(model, example, backend="onnxruntime", weights="int8")
+    backquant.export(made, tmp_path / "fixed.onnx")
+    generator = backquant.as_generator(tmp_path / "fixed.onnx", model)
+    with pytest.raises(InputError, match=r"input_ids is \[1, 12\]") as raised:
+        twenty(generator, "the quick ")
+    assert "decoder_shapes(model)" in raised.value.fix
+
+
 def test_a_program_of_executorch_generates(tmp_path: Path) -> None:
     """Its file says what its inputs are called; XNNPACK rounds activations at each call, as we do."""
     model = trained()

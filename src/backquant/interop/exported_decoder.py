@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from backquant.deploy.session import load_exported
-from backquant.errors import UsageError
+from backquant.errors import InputError, UsageError
 from backquant.graph.export import Argument
 from backquant.graph.objects import tensors_of
 
@@ -43,9 +43,25 @@ class ExportedDecoder:
 
         parts = iter(tensors_of(arguments[CACHE]))
         given = [next(parts) if n.startswith(CACHE) else arguments[n] for n in self._loaded.inputs]
-        found = self._loaded.run([tensor.detach().contiguous().numpy() for tensor in given])
+        try:
+            found = self._loaded.run([tensor.detach().contiguous().numpy() for tensor in given])
+        except Exception as error:
+            self._refuse_sizes(given, error)
+            raise
         logits, *after = (torch.from_numpy(value) for value in found)
         cache = DynamicCache()
         for index, (keys, values) in enumerate(zip(after[::2], after[1::2], strict=True)):
             cache.update(keys, values, index)
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+    def _refuse_sizes(self, given: list[torch.Tensor], error: Exception) -> None:
+        """Raise ``InputError`` where ``given``, on which the runtime failed, has not the file's sizes."""
+        for tensor, (name, sizes) in zip(given, self._loaded.inputs.items(), strict=True):
+            numbers = zip(tensor.shape, sizes, strict=True)
+            if any(limit is not None and size != limit for size, limit in numbers):
+                written = ["any" if size is None else size for size in sizes]
+                raise InputError(
+                    f"the file has a fixed size where generate() needs a free one: {name} is {written}",
+                    where=f"{name} of {list(tensor.shape)}",
+                    fix="backquant.export(quantized, path, dynamic_shapes=backquant.decoder_shapes(model))",
+                ) from error
