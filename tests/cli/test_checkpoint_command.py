@@ -59,6 +59,20 @@ def test_on_data(tmp_path: Path) -> None:
     assert any(not torch.equal(one.layer(p).values, two.layer(p).values) for p in one.schemes)
 
 
+def test_activations_with_scales_that_are_known_ahead(tmp_path: Path) -> None:
+    source, place = folder_of("llama", tmp_path), tmp_path / "out"
+    np.savez(tmp_path / "tokens.npz", input_ids=torch.randint(3, 128, (4, 16)).numpy())
+    words = ("--weights", "int8", "--to", "compressed-tensors", "--activations", "int8:ahead")
+    code, text = run("quantize", source, *words, "-o", place)
+    assert code == 2 and "measured on data" in text
+    code, text = run("quantize", source, *words, "-o", place, "--data", tmp_path / "tokens.npz")
+    assert code == 0, text
+    checkpoint = backquant.load_checkpoint(place)
+    assert all(checkpoint.layer(path).activation.scale > 0 for path in checkpoint.schemes)
+    code, text = run("quantize", "torch.nn:Identity", "-o", place, "--activations", "int8")
+    assert code == 2 and "--activations" in text
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     source = folder_of("llama", tmp_path)
     code, text = run("quantize", source, "-o", tmp_path / "out")

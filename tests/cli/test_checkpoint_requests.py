@@ -11,6 +11,7 @@ import pytest
 CASES = {
     "no-format": ("--weights", "int4:32"),
     "options-of-models": ("--to", "compressed-tensors", "--weights", "int4:32", "--backend", "x86"),
+    "activations-of-a-model": ("--activations", "int8"),
     "recipe-without-data": ("--to", "gguf", "--weights", "int4:32", "--recipe", "better"),
 }
 
@@ -25,7 +26,8 @@ def test_wrong_requests(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
-    result = run("quantize", "folder", *CASES[case], "-o", "out")
+    model = "torch.nn:Identity" if case == "activations-of-a-model" else "folder"
+    result = run("quantize", model, *CASES[case], "-o", "out")
     assert result.status == 2
     assert not Path("out").exists()
     snapshot(case, result.err)

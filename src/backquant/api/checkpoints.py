@@ -12,10 +12,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from backquant.accuracy.recipes import Recipe, recipe_of
 from backquant.api.one_call import quantize
-from backquant.backend_config import BackendConfig, get_backend_config
+from backquant.backend_config import get_backend_config
 from backquant.calibrate.progress import ProgressBar
 from backquant.deploy.checkpoints.formats import FORMATS, find_format
 from backquant.deploy.checkpoints.gguf import write_gguf
@@ -31,6 +33,7 @@ from backquant.deploy.output_files import check_place
 from backquant.deploy.target import check_installed, find_target, target_named
 from backquant.errors import CoverageError, UsageError
 from backquant.pipeline.checkpoint_layers import (
+    FLOAT_OUTPUT,
     PlannedLayers,
     activation_observer,
     check_admitted,
@@ -40,9 +43,9 @@ from backquant.pipeline.checkpoint_layers import (
 )
 from backquant.pipeline.weight_only import weights_by_path
 from backquant.qconfig import QConfig, QConfigMapping
-from backquant.runtime import QuantizedModel
 
 _ACTIVATIONS = ("int8", "float8_e4m3fn")
+_AHEAD = ":ahead"
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,14 @@ def quantize_checkpoint(
         output: the folder (of GGUF the file) to write; it is there when all of it is.
         to: a format: ``"compressed-tensors"``, ….
         weights, group_size: as in ``quantize``, also ``"int4:128"``; layers by path in a mapping.
-        activations: ``"int8"`` or ``"float8_e4m3fn"``: quantized at each call, for each token. Default:
-        float.
+        activations: ``"int8"`` or ``"float8_e4m3fn"``: quantized at each call, for each token;
+            ``"int8:ahead"``, ``"float8_e4m3fn:ahead"``: with one scale for each layer, measured on
+            ``calibration``. Default: float.
         ignore: patterns of layers that stay float.
         calibration: batches of token ids (tensors, or dicts with ``input_ids``), on which ``recipe``
         makes the
             weights better; the model is then made in memory, in float32. Default: none, rounded to nearest.
-        recipe: as in ``quantize``.
+        recipe: as in ``quantize``, without the steps that add operators or biases.
         overwrite: replace ``output``.
         progress: a progress bar on standard error.
 
@@ -132,6 +136,19 @@ def quantize_checkpoint(
     config = get_backend_config(target.backend)
     asked: Mapping[str, str | None] = {"": weights} if isinstance(weights, str) else weights
 
+    if activations == "float8_e4m3fn" and calibration is not None:
+        raise UsageError(
+            "activations in float8 at each call are not simulated, so no recipe is judged with them",
+            where=f"activations={activations!r}, with data",
+            fix=f"activations='float8_e4m3fn{_AHEAD}', or no data",
+        )
+    if str(activations).endswith(_AHEAD) and calibration is None:
+        raise UsageError(
+            "scales of activations that are known ahead are measured on data",
+            where=f"activations={activations!r}",
+            fix="calibration=[{'input_ids': ids}, ...], or activations='int8': at each call",
+        )
+
     def request(layers: nn.Module) -> QConfigMapping:
         mapping = weights_by_path(config, asked, group_size, layers)
         if activations is not None:
@@ -142,8 +159,15 @@ def quantize_checkpoint(
         return mapping
 
     if calibration is not None:
-        on_data = _OnData(source, asked, group_size, tuple(ignore), recipe, progress)
-        quantized = on_data.quantized(config, calibration)
+        model = float_model(source)
+        quantized = quantize(
+            model,
+            backend=config,
+            calibration=[{**_named(batch), "use_cache": False} for batch in calibration],
+            qconfig_mapping=request(model),
+            recipe=_on_weights(recipe),
+            progress=progress,
+        )
         export_checkpoint(
             reference_of(quantized, target), place, target, {SOURCE: folder}, overwrite=overwrite
         )
@@ -177,36 +201,19 @@ def _report(
     return CheckpointReport(place, target.name, schemes, left, before, after)
 
 
-@dataclass(frozen=True)
-class _OnData:
-    """A folder's model quantized in memory, on data."""
-
-    source: HubFolder
-    weights: Mapping[str, str | None]
-    group_size: int | None
-    ignore: tuple[str, ...]
-    recipe: str | os.PathLike[str] | Sequence[str]
-    progress: bool
-
-    def quantized(self, config: BackendConfig, calibration: Iterable[Any]) -> QuantizedModel:
-        """Raises as ``quantize``."""
-        model = float_model(self.source)
-        left = {
-            path: None
-            for path, module in model.named_modules()
-            if isinstance(module, nn.Linear | nn.Embedding)
-            and any(fnmatch(path, pattern) for pattern in self.ignore)
-        }
-        batches = [{**_named(batch), "use_cache": False} for batch in calibration]
-        return quantize(
-            model,
-            backend=config,
-            calibration=batches,
-            weights={**self.weights, **left},
-            group_size=self.group_size,
-            recipe=self.recipe,
-            progress=self.progress,
-        )
+def _on_weights(recipe: str | os.PathLike[str] | Sequence[str]) -> Recipe:
+    """The recipe without what adds operators or biases. Raises ``UsageError`` for steps that were named."""
+    found = recipe_of(recipe)
+    kept = found.on_weights()
+    named = [] if isinstance(recipe, str | os.PathLike) else list(found.steps)
+    for step in named:
+        if step not in kept.steps:
+            raise UsageError(
+                f"the step {step!r} adds operators or biases, for which a checkpoint has no place",
+                where="recipe",
+                fix=f"recipe={list(kept.steps) or ['gptq']!r}",
+            )
+    return kept
 
 
 def _named(batch: Any) -> Mapping[str, Any]:
@@ -325,18 +332,20 @@ def checkpoint_target(to: str, place: Path) -> CheckpointTarget:
 
 
 def _with_activations(mapping: QConfigMapping, activations: str) -> QConfigMapping:
-    if activations not in _ACTIVATIONS:
+    dtype = activations.removesuffix(_AHEAD)
+    if dtype not in _ACTIVATIONS:
         raise UsageError(
             f"activations are not quantized to {activations!r} here",
             where="activations",
-            fix=f"one of {', '.join(_ACTIVATIONS)}",
+            fix=f"one of {', '.join((*_ACTIVATIONS, *(f'{one}{_AHEAD}' for one in _ACTIVATIONS)))}",
         )
-    observer = activation_observer(Activation(activations, per_token=True))
+    given = Activation(dtype, scale=torch.ones(())) if dtype != activations else None
+    observer = activation_observer(given or Activation(dtype, per_token=True))
     for kind, qconfig in list(mapping.object_type_qconfigs.items()):
-        mapping.set_object_type(kind, QConfig(observer, qconfig.weight))
+        mapping.set_object_type(kind, QConfig(observer, qconfig.weight, output=FLOAT_OUTPUT))
     for path, qconfig in list(mapping.module_name_qconfigs.items()):
         if qconfig is not None:
-            mapping.set_module_name(path, QConfig(observer, qconfig.weight))
+            mapping.set_module_name(path, QConfig(observer, qconfig.weight, output=FLOAT_OUTPUT))
     return mapping
 
 

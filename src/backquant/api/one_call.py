@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from backquant.accuracy.recipes import recipe_of
+from backquant.accuracy.recipes import Recipe, recipe_of
 from backquant.api.arguments import (
     Model,
     opened_model,
@@ -64,7 +64,7 @@ def quantize(
     capture: str = "auto",
     dynamic_shapes: Any = None,
     slower: str | None = None,
-    recipe: str | os.PathLike[str] | Sequence[str] = "default",
+    recipe: Recipe | str | os.PathLike[str] | Sequence[str] = "default",
     metric: Metric | None = None,
     integer_io: bool | Mapping[str | int, Any] | None = None,
     progress: bool = False,

@@ -45,6 +45,7 @@ def quantize_folder(
     recipe: str,
     batch_size: int,
     *,
+    activations: str | None = None,
     force: bool,
     quiet: bool,
 ) -> CheckpointReport:
@@ -75,6 +76,7 @@ def quantize_folder(
         to=to,
         weights=weights,
         group_size=group_size,
+        activations=activations,
         calibration=batches,
         recipe=recipe,
         overwrite=force,

@@ -145,6 +145,14 @@ def quantize(
             "--group-size", help="With --weights: how many weights of a row share a scale."
         ),
     ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            "--activations",
+            help="Of a FOLDER: int8 or float8_e4m3fn, by token at each call; int8:ahead measures one scale "
+            "on --data.",
+        ),
+    ] = None,
     files: Annotated[
         Path | None,
         typer.Option(
@@ -210,11 +218,17 @@ def quantize(
             asked = parse_weights(weights)
             done = quantize_folder(
                 Path(model), output, to, asked, group_size, data, recipe, batch_size,
-                force=force, quiet=as_json,
+                activations=activations, force=force, quiet=as_json,
             )  # fmt: skip
             emit(str(done), as_json=as_json, data=done.to_dict())
             return
     with guarded(as_json=as_json), launched(timeout) as group:
+        if activations is not None:
+            raise UsageError(
+                "activations of a model are what its backend's description says",
+                where="--activations",
+                fix="leave it out, or name a Hugging Face folder in place of MODEL",
+            )
         _check_output(output, force)
         exported_to = checked_target(to, beside(output, to), force) if to else None
         required = parse_requirement(require)

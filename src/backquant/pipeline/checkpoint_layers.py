@@ -51,6 +51,8 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 _WEIGHT = ".weight"
 _NARROW = (torch.float16, torch.bfloat16)
 _AS_ONE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+#: What a server's layers give back, however their input is quantized.
+FLOAT_OUTPUT = PlaceholderObserver.with_args(dtype=torch.float32)
 _REFERENCE = {nn.Linear: reference.Linear, nn.Embedding: reference.Embedding}
 
 
@@ -207,7 +209,7 @@ def _qconfig_of(scheme: Scheme) -> QConfig:
     activation: Any = PlaceholderObserver.with_args(dtype=torch.float32)
     if given is not None:
         activation = activation_observer(given)
-    return QConfig(activation, weight)
+    return QConfig(activation, weight, output=FLOAT_OUTPUT)
 
 
 def activation_observer(given: Activation) -> Any:

@@ -200,3 +200,51 @@ def test_blocks_of_a_quantized_model(weights: str, tmp_path: Path) -> None:
     for path in checkpoint.schemes:
         weight = quantized.get_submodule(path).get_weight()
         assert torch.allclose(checkpoint.layer(path).dequantized(), weight, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "when"), [("int8", ""), ("int8", ":ahead"), ("float8_e4m3fn", ":ahead")]
+)
+def test_activations_on_data(dtype: str, when: str, tmp_path: Path, opened: Any) -> None:
+    """With scales that are measured, and at each call; the server's outputs are near those of the floats."""
+    torch.manual_seed(0)
+    source, place = folder_of("llama", tmp_path), tmp_path / "out"
+    backquant.quantize_checkpoint(
+        source,
+        place,
+        to="compressed-tensors",
+        weights=dtype,
+        activations=dtype + when,
+        calibration=[torch.randint(3, 128, (2, 16)) for _ in range(2)],
+        recipe="better",
+    )
+    checkpoint = backquant.load_checkpoint(place)
+    activations = [checkpoint.layer(path).activation for path in checkpoint.schemes]
+    assert {one.dtype for one in activations} == {dtype}
+    scales = {float(one.scale) for one in activations if one.scale is not None}
+    assert len(scales) > 5 if when else not scales
+    both, plain = logits(opened(place)), logits(opened(source))
+    assert 0 < float((both - plain).norm() / plain.norm()) < 0.2
+
+
+WRONG = {
+    "ahead-without-data": {"activations": "int8:ahead", "calibration": None},
+    "float8-at-each-call": {"activations": "float8_e4m3fn"},
+    "unknown-activations": {"activations": "int4"},
+    "a-step-that-adds": {"recipe": ["products", "gptq"]},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_asked_of_data(case: str, tmp_path: Path, snapshot: Any) -> None:
+    options = {
+        "weights": "int8",
+        "calibration": [torch.zeros(1, 4, dtype=torch.long)],
+        **WRONG[case],
+    }
+    with pytest.raises(backquant.UsageError) as raised:
+        backquant.quantize_checkpoint(
+            folder_of("llama", tmp_path), tmp_path / "out", to="compressed-tensors", **options
+        )
+    snapshot(case, str(raised.value))
+    assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -18,7 +18,7 @@ import yaml
 from backquant.accuracy.figures import decibel_text, decibels
 from backquant.accuracy.recipes.bench import ENOUGH_SAMPLES, Bench
 from backquant.accuracy.recipes.draft import Change, Draft, Together
-from backquant.accuracy.recipes.steps import STEPS
+from backquant.accuracy.recipes.steps import ADDING, STEPS
 from backquant.calibrate.group import ALONE, Ranks, by_rank_0
 from backquant.errors import UsageError, did_you_mean
 
@@ -47,6 +47,15 @@ class Recipe:
     biases: bool = False
     sample_decibels: float | None = None
 
+    def on_weights(self) -> Recipe:
+        """Without what adds operators or biases, which checkpoints have no place for.
+
+        >>> recipe_of("better").on_weights().steps
+        ('weight-clipping', 'gptq')
+        """
+        steps = tuple(step for step in self.steps if step not in ADDING)
+        return replace(self, steps=steps, biases=False, sample_decibels=None)
+
     def to_dict(self) -> dict[str, Any]:
         """The recipe as a file holds it."""
         limit = {} if self.most_inputs is None else {"most_inputs": self.most_inputs}
@@ -57,14 +66,16 @@ class Recipe:
         return {"name": self.name, "steps": list(self.steps), **limit, **part, **biases, **ranges}
 
 
-def recipe_of(given: str | os.PathLike[str] | Sequence[str]) -> Recipe:
-    """A built-in recipe by name, one in a YAML file, or a list of steps.
+def recipe_of(given: Recipe | str | os.PathLike[str] | Sequence[str]) -> Recipe:
+    """A built-in recipe by name, one in a YAML file, a list of steps, or a recipe as it is.
 
     Raises ``UsageError`` for an unknown name, an unknown step, or a file that holds no recipe.
 
     >>> recipe_of("default").steps, recipe_of(["gptq"]).name
     ((), 'gptq')
     """
+    if isinstance(given, Recipe):
+        return given
     if not isinstance(given, str | os.PathLike):
         if not isinstance(given, Sequence) or not all(isinstance(step, str) for step in given):
             raise _refused(f"{type(given).__name__} is no recipe", f"recipe={given!r}")

@@ -310,3 +310,5 @@ STEPS: dict[str, Step] = {
     "batch-norm": batch_norm,
     "bias-correction": bias_correction,
 }
+#: Those that add operators, or biases where a layer has none.
+ADDING = frozenset(("products", "batch-norm", "bias-correction"))

@@ -76,13 +76,23 @@ def _activation(node: fx.Node, described: Mapping[str, DTypeConfig]) -> Activati
         shared = config.input_dtype_with_constraints.granularity
         return Activation(dtype, per_token=shared == "per_token", symmetric=row.is_float)
     given = node.args[0]
-    if not isinstance(given, fx.Node) or not is_dequantize(given) or given.args[2] != 0:
+    scale = _scale(given) if isinstance(given, fx.Node) else None
+    if scale is None:
         raise ExportError(
             f"the input of {node.target} has a zero point, or no scale that is known",
             where=str(node.target),
             fix="activations with a symmetric scheme: torch.per_tensor_symmetric",
         )
-    return Activation(dtype, scale=torch.tensor(float(given.args[1])))  # type: ignore[arg-type]
+    return Activation(dtype, scale=torch.tensor(scale))
+
+
+def _scale(dequantize: fx.Node) -> float | None:
+    """The one scale of a value without a zero point; None: it has other qparams."""
+    if str(dequantize.target) == "backquant.dequantize_float8.default":
+        return float(dequantize.args[1])  # type: ignore[arg-type]
+    if is_dequantize(dequantize) and dequantize.args[2] == 0:
+        return float(dequantize.args[1])  # type: ignore[arg-type]
+    return None
 
 
 def _changed(
