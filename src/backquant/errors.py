@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from backquant.identifiers import labelled
+from backquant.identifiers import labelled, wrapper_prefix
 
 __all__ = [
     "ArtifactError",
@@ -194,6 +194,17 @@ class PassError(BackquantError, AssertionError):
 
 class UsageError(BackquantError, ValueError):
     """A command line or a call is malformed."""
+
+
+def without_prefix(names: Collection[str], own: Iterable[str]) -> str:
+    """The fix for keys that a wrapper has put its own name before; empty where none has.
+
+    >>> without_prefix(["module.fc.weight"], ["fc.weight"])
+    'model.load_state_dict({key.removeprefix("module."): value for key, value in state_dict.items()})'
+    """
+    prefix = wrapper_prefix(names, own)
+    keys = f"{{key.removeprefix({literal(prefix)}): value for key, value in state_dict.items()}}"
+    return f"model.load_state_dict({keys})" if prefix else ""
 
 
 def nearest(word: object, known: Iterable[object], most: int = 1) -> list[str]:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import dataclasses
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 PREFIX = "bqname_"
+_WRAPPERS = ("module.", "_orig_mod.")
 _ASCII_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN = re.compile(rf"{PREFIX}[A-Za-z0-9_]*")
 _Data = TypeVar("_Data")
@@ -157,6 +158,19 @@ def _labelled_data(data: Any) -> Any:
     after = {name: _labelled_data(value) for name, value in before.items()}
     changed = {name: value for name, value in after.items() if value != before[name]}
     return dataclasses.replace(data, **changed) if changed else data
+
+
+def wrapper_prefix(names: Collection[str], own: Iterable[str]) -> str:
+    """What ``nn.DataParallel`` and ``torch.compile`` have put before all ``names``, and not before ``own``.
+
+    >>> wrapper_prefix(["module.fc.weight", "module.fc.bias"], ["fc.weight", "fc.bias"])
+    'module.'
+    """
+    found = ""
+    for prefix in _WRAPPERS * 2:
+        if names and all(name.startswith(found + prefix) for name in names):
+            found += prefix
+    return "" if any(name.startswith(found) for name in own) else found
 
 
 def _shown(name: str) -> str:

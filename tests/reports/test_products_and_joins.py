@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from tests.trust.test_ranks import on_ranks
 from torch import nn
+from typer.testing import CliRunner
 
 import backquant
 from backquant import BackendConfig
+from backquant.cli.app import app
 from backquant.reason_codes import ReasonCode
 
 DESCRIPTIONS = Path(__file__).parents[2] / "examples" / "backends"
@@ -212,3 +220,81 @@ def test_narrow_floats_are_joined() -> None:
     quantized = backquant.quantize(model, calibration=DATA, backend="tensorrt_fp8")
     decision = quantized.record.plan.decisions["cat"]
     assert all(reason.rule != ReasonCode.SHARED_RANGE for reason in decision.reasons)
+
+
+def _prepared(how: str) -> Any:
+    backend, model = backquant.get_backend_config("tensorrt"), Head(200, concatenated)
+    if how == "prepare_qat_fx":
+        mapping = backquant.get_default_qat_qconfig_mapping(backend)
+        return backquant.prepare_qat_fx(model.train(), mapping, DATA[0], backend_config=backend)
+    mapping = backquant.get_default_qconfig_mapping(backend)
+    prepare = getattr(backquant, how)
+    return prepare(model.eval(), mapping, (DATA[0],), backend_config=backend)
+
+
+@pytest.mark.parametrize("how", ["prepare_fx", "prepare_qat_fx", "prepare_export"])
+def test_a_flow_whose_mapping_is_the_callers_says_what_it_loses(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = _prepared(how)
+    [note] = [note for note in prepared.report.notes if note.startswith("one scale leaves a part")]
+    assert note in caplog.text and "steps); in float: qconfig_mapping.set_object_type(" in note
+    prepared(DATA[0])
+    assert note in backquant.convert_fx(prepared.eval()).report.notes
+
+
+def test_the_rule_of_that_note_keeps_each_part() -> None:
+    backend, model = backquant.get_backend_config("tensorrt"), Head(200, concatenated).eval()
+    note = next(one for one in _prepared("prepare_fx").report.notes if "one scale" in one)
+    mapping = backquant.get_default_qconfig_mapping(backend)
+    code = note.partition("in float: ")[2]
+    mapping = eval(code, {"torch": torch, "qconfig_mapping": mapping})
+    prepared = backquant.prepare_fx(model, mapping, (DATA[0],), backend_config=backend)
+    for batch in DATA:
+        prepared(batch)
+    wanted, got = model(DATA[0]), backquant.convert_fx(prepared)(DATA[0])
+    for part in (slice(0, 4), slice(4, 8)):
+        assert decibels(wanted[:, part], got[:, part]) > 25
+
+
+def test_a_flow_says_nothing_of_parts_of_one_range(caplog: pytest.LogCaptureFixture) -> None:
+    backend = backquant.get_backend_config("tensorrt")
+    mapping = backquant.get_default_qconfig_mapping(backend)
+    model = Head(1, concatenated).eval()
+    backquant.prepare_fx(model, mapping, (DATA[0],), backend_config=backend)
+    assert "one scale" not in caplog.text
+
+
+def head_of_files() -> nn.Module:
+    """For files and the command line, which make their model."""
+    return Head(200, concatenated).eval()
+
+
+@pytest.mark.parametrize("flow", ["files", "command line", "ranks"])
+def test_no_part_is_erased_in_other_flows(flow: str, tmp_path: Path) -> None:
+    model, path = head_of_files(), tmp_path / "model.bq"
+    if flow == "files":
+        weights = tmp_path / "model.safetensors"
+        save_file(model.state_dict(), weights)
+        backquant.quantize_files(head_of_files, weights, path, calibration=DATA, backend="tensorrt")
+    elif flow == "command line":
+        np.savez(tmp_path / "x.npz", x=torch.cat(DATA).numpy())
+        words = ["quantize", f"{__name__}:head_of_files", "--backend", "tensorrt"]
+        words += ["--data", str(tmp_path / "x.npz"), "-o", str(path)]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+    else:
+        artifact = partial(_saved_by_rank, model, path)
+        assert on_ranks(2, artifact, tmp_path) == [None, None]
+    loaded = backquant.load(path)
+    wanted, got = model(DATA[0]), loaded(DATA[0])
+    for part in (slice(0, 4), slice(4, 8)):
+        assert decibels(wanted[:, part], got[:, part]) > 25
+
+
+def _saved_by_rank(model: nn.Module, path: Path, rank: int) -> None:
+    made = backquant.quantize(
+        model, DATA[0], calibration=DATA[rank::2], backend="tensorrt", group=dist.group.WORLD
+    )
+    if rank == 0:
+        backquant.save(made, path)

@@ -126,7 +126,8 @@ class CalibrationCall:
             self.capture, example, self.dynamic_shapes, requested.own, decompose=True
         )
         own_ranges: ChooseBySample | None = None
-        looked_at = partial(_looked_at, batches, example) if ranks.size == 1 else None
+        # the example of rank 0 is that of all ranks, so that all decide alike
+        looked_at = partial(_looked_at, batches if ranks.size == 1 else None, example)
         if ranks.size == 1 and (engine is None or not engine.as_described):
             own_ranges = partial(
                 layers_by_sample,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from backquant.graph import preserve
 from backquant.graph.example_call import ExampleCall
 from backquant.graph.state import copy_state
 from backquant.pipeline.capture import Capturing, spelled_request
+from backquant.pipeline.joins import note_of_joins
 from backquant.pipeline.lower import quantized_model
 from backquant.pipeline.plan import Planned, evaluation_copy, fused_graph, in_evaluation, planned
 from backquant.pipeline.prepare import prepared_for_inference
@@ -47,6 +50,8 @@ from backquant.qconfig import (
 from backquant.report.recorded import costs_or_why, with_reporting
 from backquant.report.skipped import skipped_in_standalone, warn_of_skipped
 from backquant.runtime import QuantizedModel
+
+_log = logging.getLogger("backquant")
 
 
 @makes_graphs
@@ -141,6 +146,7 @@ def prepare_fx(
     step, total = planned(model, request, capturing), 0
     if called is not None and not model.training:
         step, total = _counted(step, called), called.multiply_adds
+    step = _with_lost_parts(step, called)
     prepared = prepared_for_inference(step, request)
     copy_state(model, prepared, () if called is None else called.state)
     with_reporting(prepared, in_evaluation(model), example_inputs, total)
@@ -206,7 +212,9 @@ def prepare_qat_fx(
     called, shapes = call_that_runs(frozen, example_inputs)
     example, total = (None, 0) if called is None else (called.inputs, called.multiply_adds)
     graph = fused_for_training(model, request.backend_config, request.custom, called)
-    prepared = prepared_for_training(graph, request, example)
+    prepared = prepared_for_training(
+        graph, request, example, partial(_with_lost_parts, called=called)
+    )
     copy_state(model, prepared, () if called is None else called.state)
     with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs, total)
     notes = (
@@ -263,12 +271,22 @@ def prepare_export(
     frozen = evaluation_copy(model)
     called = called_on_example(frozen, example_inputs)
     capturing = Capturing("export", called.inputs, dynamic_shapes, called=called)
-    step = _counted(planned(frozen, request, capturing), called)
+    step = _with_lost_parts(_counted(planned(frozen, request, capturing), called), called)
     prepared = prepared_for_inference(step, request)
     copy_state(frozen, prepared, called.state)
     with_reporting(prepared, frozen, called.inputs, called.multiply_adds)
     warn_of_skipped(prepared_state(prepared).plan)
     return prepared
+
+
+def _with_lost_parts(step: Planned, called: ExampleCall | None) -> Planned:
+    """With a note, which is logged, on joins that leave little of what they join."""
+    if called is None:
+        return step
+    lost = note_of_joins(step.module, step.record.plan, lambda: [called.inputs])
+    for note in lost:
+        _log.warning("%s", note)
+    return step.noted(*lost)
 
 
 def _counted(step: Planned, called: ExampleCall) -> Planned:

@@ -19,7 +19,7 @@ from torch import fx, nn
 from backquant.checkpoint.plain import plain_state
 from backquant.checkpoint.slots import Kind, Slot, slots_of
 from backquant.convert import ReferenceModel, reference_state
-from backquant.errors import UsageError
+from backquant.errors import UsageError, without_prefix
 from backquant.graph import rebuilt, set_module, shallow_copy
 from backquant.lower.qdq import qparams_of
 from backquant.prepare import with_state
@@ -62,7 +62,8 @@ def with_state_dict(
         else:
             fitted.append((slot, found))
     if problems:
-        raise _refused(problems, len(slots), _SAME if missing or unexpected else _AGAIN)
+        fix = without_prefix(plain, [key for slot in slots for key in slot.keys])
+        raise _refused(problems, len(slots), fix or (_SAME if missing or unexpected else _AGAIN))
     return Loaded(_with_values(reference, fitted), tuple(missing), tuple(unexpected))
 
 

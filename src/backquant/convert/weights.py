@@ -75,8 +75,8 @@ def _known_qparams(work: Conversion, variants: Mapping[str, Iterable[Any]]) -> _
         if hasattr(module, "weight_fake_quant"):
             continue
         part = module[0] if isinstance(module, nn.Sequential) and len(module) else module
-        weight = part._parameters.get("weight")
-        if weight is not None:
+        weight = getattr(part, "weight", None)  # a TorchScript module has no dict of parameters
+        if isinstance(weight, nn.Parameter):
             for spec in specs:
                 if spec is not None:
                     seen.setdefault(spec, []).append(weight)

@@ -2,7 +2,7 @@
 
 1. Every parameter and every buffer of ``state_dict`` is in the files, with its shape and dtype; those that
    are one tensor in the model (tied weights) under one of their names, or under several with equal values.
-2. Every tensor in the files has a place in the model.
+2. Every tensor in the files has a place in the model, with or without a wrapper's prefix (``module.``).
 3. What stands in no ``state_dict`` (tables of positions) comes with the model, so it may not be on ``meta``.
 """
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from backquant.errors import UsageError, did_you_mean
 from backquant.graph import shallow_copy
+from backquant.identifiers import wrapper_prefix
 
 _SHOWN = 3
 _FACTORY = "pass what makes the model, which is then called without memory for its weights:\n"
@@ -39,6 +40,8 @@ def filled(
     """
     copied = shallow_copy(model)
     slots = dict(_slots(copied))
+    prefix = wrapper_prefix(tensors, slots)
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     extra = [
         name for name in tensors if name not in slots and not any(fnmatch(name, i) for i in ignored)
     ]

@@ -53,17 +53,9 @@ def rules_for_joins(
 ) -> ChosenRules | None:
     """Rules that leave such operators in float; ``None`` where there are none. ``batches``: what is run."""
     places = places_of(module, scopes)
-    joins = [node for node in module.graph.nodes if _shares(plan.decisions.get(node.name))]
-    graph = GraphIndex(module)
-    if not any(
-        _may_differ(graph, node, plan) for node in joins
-    ):  # the model is not run for nothing
-        return None
-    around = {value.name for node in joins for value in (node, *node.all_input_nodes)}
-    found = _Joins(joins, plan, ranges_of(module, batches(), around)).lossy()
     found = {
         name: loss
-        for name, loss in found.items()
+        for name, loss in _lossy(module, plan, batches).items()
         if name in places and not by_default.named(plan.decisions[name])
     }
     if not found:
@@ -75,6 +67,35 @@ def rules_for_joins(
         f"they join fewer than {LEAST_STEPS} steps ({shown})"
     )
     return ChosenRules(result, (note,), {name: _reason(name, loss) for name, loss in found.items()})
+
+
+def note_of_joins(
+    module: fx.GraphModule, plan: Plan, batches: Callable[[], Iterable[Any]]
+) -> tuple[str, ...]:
+    """A note on what such operators lose where a request quantizes them; none where that is little."""
+    found = _lossy(module, plan, batches)
+    if not found:
+        return ()
+    words = [_reason(name, loss).asked for name, loss in list(found.items())[:_SHOWN]]
+    kinds = dict.fromkeys(plan.decisions[name].operator for name in found)
+    rules = "".join(f".set_object_type({kind}, None)" for kind in kinds)
+    return (
+        f"one scale leaves a part of {', '.join(list(found)[:_SHOWN])} fewer than {LEAST_STEPS} steps, on "
+        f"the example inputs ({'; '.join(words)}); in float: "
+        f"qconfig_mapping{rules}",
+    )
+
+
+def _lossy(
+    module: fx.GraphModule, plan: Plan, batches: Callable[[], Iterable[Any]]
+) -> dict[str, _Loss]:
+    """The operators in which a part is lost. The model is run only where there may be some."""
+    joins = [node for node in module.graph.nodes if _shares(plan.decisions.get(node.name))]
+    graph = GraphIndex(module)
+    if not any(_may_differ(graph, node, plan) for node in joins):
+        return {}
+    around = {value.name for node in joins for value in (node, *node.all_input_nodes)}
+    return _Joins(joins, plan, ranges_of(module, batches(), around)).lossy()
 
 
 def _shares(decision: Decision | None) -> bool:

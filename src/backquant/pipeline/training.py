@@ -38,7 +38,7 @@ from backquant.pipeline.capture import (
     with_state_whole,
 )
 from backquant.pipeline.faithful import agrees
-from backquant.pipeline.plan import FusedGraph, decided, in_evaluation, named_by
+from backquant.pipeline.plan import FusedGraph, Planned, decided, in_evaluation, named_by
 from backquant.pipeline.prepare import observed, with_standalone_modules
 from backquant.prepare import PreparedModule, Request, swap_for_training
 from backquant.qconfig import (
@@ -212,9 +212,13 @@ def fuse_for_training(
 
 
 def prepared_for_training(
-    graph: FusedForTraining, request: Request, example: Any = None
+    graph: FusedForTraining,
+    request: Request,
+    example: Any = None,
+    noted: Callable[[Planned], Planned] = lambda step: step,
 ) -> PreparedModule:
     """The plan for ``graph`` carried out: QAT modules for those with weights, fake quantize modules.
+    ``noted``: what else is to be said of the plan.
 
     >>> from backquant.backend_config import get_backend_config
     >>> from backquant.qconfig import get_default_qat_qconfig_mapping
@@ -224,7 +228,7 @@ def prepared_for_training(
     'backquant.nn.qat.linear'
     """
     by_default = _left_in_float(request)
-    step = decided(graph.fused, request, example, by_default).noted(*graph.notes)
+    step = noted(decided(graph.fused, request, example, by_default).noted(*graph.notes))
     put_back(step.module, graph.made_plain)
     step = with_standalone_modules(step, request, _standalone)
     backend, mapping = request.backend_config, request.qconfig_mapping

@@ -13,7 +13,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import ObservedQParams, QParams
-from backquant.errors import UsageError
+from backquant.errors import UsageError, without_prefix
 from backquant.figures import Figures
 from backquant.graph import DeferredGraphModule, Provenance, Scope, set_module
 from backquant.graph.costs import GraphCosts
@@ -260,7 +260,7 @@ def check_state(prepared: nn.Module, state: State, *, strict: bool) -> dict[str,
         raise UsageError(
             f"this state_dict does not fit: {len(problems)} values, nothing was loaded",
             where="load_state_dict: " + "; ".join(problems[:_SHOWN] + more),
-            fix=_FIX,
+            fix=without_prefix(state, prepared.state_dict()) or _FIX,
         )
     return replaced
 

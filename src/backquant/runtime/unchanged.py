@@ -72,7 +72,7 @@ class Watched:
         run = set(map(id, model.graph_module.modules())) if self.with_tensors else set()
         alone = [part for part in users if self.with_tensors and id(part) not in run]
         self._counting = [vars(part)[name] for part in shown for name in TABLES]
-        tables = [vars(part)["_modules"] for part in users]
+        tables = [vars(part).get("_modules") for part in users]  # TorchScript has none that changes
         tables += [vars(part)[name] for part in alone for name in TABLES[1:]]
         self._tables = [table for table in tables if table]
         self._counted_hooks = [vars(part)[name] for part in shown[1:] for name in _HOOKS]
