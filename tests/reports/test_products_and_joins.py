@@ -298,3 +298,28 @@ def _saved_by_rank(model: nn.Module, path: Path, rank: int) -> None:
     )
     if rank == 0:
         backquant.save(made, path)
+
+
+IMAGES = [
+    torch.randint(0, 256, (1, 3, 16, 16), generator=torch.Generator().manual_seed(s)).float()
+    for s in range(4)
+]
+
+
+@pytest.mark.parametrize("name", ["executorch", "tensorrt", "xnnpack", "litert"])
+def test_pixels_become_small_numbers_first(name: str) -> None:
+    for product in (lambda x: x / 255, lambda x: x * (1 / 255), lambda x: (x - 127.0) / 128.0):
+        model = nn.Sequential(Edge(product), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        quantized = backquant.quantize(
+            model.eval(), calibration=IMAGES, backend=name, slower="keep"
+        )
+        assert decibels(model(IMAGES[0]), quantized(IMAGES[0])) > 25
+
+
+class Edge(nn.Module):
+    def __init__(self, product: Function) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x)

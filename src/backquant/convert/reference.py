@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from torch import fx
+import torch
+from torch import fx, nn
 
 from backquant.backend_config import LeaveFloat
 from backquant.convert.activations import convert_activations, qparams_keys
@@ -217,13 +218,28 @@ def _measure_groups(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, 
     heads = [head for head in work.prepared.sites.groups() if head not in found]
     observers = {head: get_module(prepared, head) for head in heads}
     calculated = work.calculate(observers.values())
+    is_exported = work.prepared.backend_config.engine is None
     for head, observer in observers.items():
         try:
             found[head] = measure(observer, calculated.get(id(observer)))
         except BackquantError as error:
             where = f"{head}, the observer of {work.prepared.sites[head].value!r}"
             raise type(error)(error.what, where=where, fix=error.fix) from error
+        if is_exported and _saw_only_zeros(observer):
+            found[head] = _of_zeros(found[head])
     return found
+
+
+def _saw_only_zeros(observer: nn.Module) -> bool:
+    low, high = (getattr(observer, name, None) for name in ("min_val", "max_val"))
+    ends = [end for end in (low, high) if isinstance(end, torch.Tensor) and end.numel() == 1]
+    return len(ends) == 2 and not any(map(bool, ends))
+
+
+def _of_zeros(qparams: ObservedQParams) -> ObservedQParams:
+    """Any scale holds zeros. Runtimes refuse to requantize to one that is as small as observers give."""
+    scale = qparams.scale
+    return qparams if scale is None else replace(qparams, scale=torch.ones_like(scale))
 
 
 @contract(ensures=[record_is_complete])

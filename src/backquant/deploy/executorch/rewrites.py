@@ -37,6 +37,8 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
 18. A linear layer that measures its input at each call reads two axes where a convolution reaches it by
    values of four: ExecuTorch 1.5 puts a change of layout between input and layer, and refuses the model.
 19. Means of integers with a free size: see ``means``.
+20. A view of integers whose reader rounds it anew reads what is rounded so before it, which is the same: the
+   delegate does not load one that changes the qparams.
 """
 
 from __future__ import annotations
@@ -160,7 +162,16 @@ def _pad_in_float(graph: Any) -> None:
                 node.kwargs = {}
 
 
+def _round_first(node: Any) -> None:
+    """Rule 20."""
+    source, users = node.args[0], list(node.users)
+    if is_dequantize(source) and len(users) == 1 and is_quantize(users[0]):
+        if tuple(users[0].args[1:]) != tuple(source.args[1:]):
+            node.replace_input_with(source, _rounded(node, source))
+
+
 def _squeeze(node: Any) -> None:
+    _round_first(node)
     replace(node, AtenCalls(node).view(node.args[0], sizes_of(node)))
 
 
@@ -178,6 +189,7 @@ def _rms_norm(node: Any) -> None:
 
 
 def _view(node: Any) -> None:
+    _round_first(node)
     sizes = sizes_of(node)
     symbolic = any(not isinstance(size, int) for size in node.meta["val"].shape)
     if node.target is not overload("view") or symbolic:
