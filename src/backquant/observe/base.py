@@ -185,7 +185,7 @@ class UniformQuantizationObserverBase(ObserverBase):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
     ) -> None:
         if (local_metadata.get("version") or 1) < 2:
-            state_dict[prefix + "eps"] = torch.tensor([EPS])
+            state_dict.setdefault(prefix + "eps", torch.tensor([EPS]))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 

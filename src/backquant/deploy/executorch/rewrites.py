@@ -165,9 +165,10 @@ def _pad_in_float(graph: Any) -> None:
 def _round_first(node: Any) -> None:
     """Rule 20."""
     source, users = node.args[0], list(node.users)
-    if is_dequantize(source) and len(users) == 1 and is_quantize(users[0]):
-        if tuple(users[0].args[1:]) != tuple(source.args[1:]):
-            node.replace_input_with(source, _rounded(node, source))
+    if not is_dequantize(source) or len(users) != 1 or not is_quantize(users[0]):
+        return
+    if tuple(users[0].args[1:]) != tuple(source.args[1:]):
+        node.replace_input_with(source, _rounded(node, source))
 
 
 def _squeeze(node: Any) -> None:
