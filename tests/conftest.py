@@ -20,6 +20,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import nn
 
+import following
 import snapshots
 from backquant.lower.machine import machine_facts
 
@@ -92,6 +93,14 @@ def quietly() -> Callable[..., Any]:
 def _seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture(autouse=True)
+def _errors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The errors of a test whose messages are compared, whose fixes are followed."""
+    following.start(records=snapshots.file_of(request.path).exists())
+    yield
+    following.start(records=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,7 +2,7 @@
 
 ``messages/test_x.txt`` beside ``test_x.py`` holds a line ``=== name ===`` above each text. With
 ``BACKQUANT_WRITE_MESSAGES=1``, and without parallel workers, a test writes its sections instead of comparing;
-read the diff before committing it.
+read the diff before committing it. Fixes that a text prints are followed (``following``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+
+import following
 
 HEADING = re.compile(r"^=== (?P<name>\S+) ===\n", re.MULTILINE)
 WRITES = bool(os.environ.get("BACKQUANT_WRITE_MESSAGES"))
@@ -38,4 +40,5 @@ def compare(module: Path, name: str, text: str) -> None:
         path.parent.mkdir(exist_ok=True)
         written = (f"=== {key} ===\n{known[key]}" for key in sorted(known))
         path.write_text("\n".join(written), encoding="utf-8")
+    following.check(module.stem, text)
     assert known.get(name, "(no such section)\n") == text, f"{path} holds another text for {name}"

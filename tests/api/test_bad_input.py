@@ -42,6 +42,10 @@ from backquant.nn.quantized import reference
 from backquant.observe import MinMaxObserver
 
 IMAGE = torch.randn(2, 3, 8, 8)
+FIX_NAMES = {
+    **{"batch": IMAGE, "calibration": [IMAGE], "example_inputs": (IMAGE,)},
+    **{"backend": "x86", "dataset": [IMAGE[0]], "qconfig": backquant.get_default_qconfig("x86")},
+}
 
 
 def quantize(**changes: Any) -> Callable[[nn.Module], Any]:

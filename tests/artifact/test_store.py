@@ -199,8 +199,8 @@ def test_the_users_own_code_is_refused_by_name_or_allowed(
     )
     with pytest.raises(ArtifactError) as caught:
         backquant.save(model, tmp_path / "refused.bq")
-    snapshot(f"save-{name}", caught.value)
     assert not (tmp_path / "refused.bq").exists()
+    snapshot(f"save-{name}", caught.value)
     loaded = round_trip(model, allow=("bq_user_code",))
     assert bits(loaded(x)) == bits(model(x))
     with pytest.raises(ArtifactError) as caught:

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import backquant
+import following
 
 MODELS = """
 import torch
@@ -113,6 +114,7 @@ def run(here: Path) -> Callable[..., Result]:
     def command(*arguments: str) -> Result:
         from backquant.cli.app import app
 
+        following.commands[:] = [(command, arguments)]
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
