@@ -66,7 +66,7 @@ REQUESTS = ["qnnpack", "x86", "tensorrt", "executorch", "tensorrt_fp8", "xnnpack
 
 
 @pytest.mark.parametrize("asked", REQUESTS)
-@pytest.mark.parametrize("backend", ["x86", "qnnpack", "tensorrt", "onnxruntime", "xnnpack"])
+@pytest.mark.parametrize("backend", ["qnnpack", "tensorrt", "onnxruntime", "xnnpack"])
 def test_the_fix_of_a_row_quantizes_it(backend: str, asked: str) -> None:
     """What another backend takes is asked for; each row says what this one takes."""
     torch.manual_seed(0)
