@@ -134,10 +134,10 @@ class Caller:
             return None
         outer = frames[inside[-1] + 1]
         runs = any("click" in one.f_globals.get("__name__", "") for one in frames[inside[-1] :])
-        names = {**outer.f_globals, **outer.f_locals}
-        if runs:
-            tests = (one for one in frames if one.f_code.co_name.startswith("test_"))
-            names = next(({**one.f_globals, **one.f_locals} for one in tests), names)
+        test = next((one for one in frames if one.f_code.co_name.startswith("test_")), outer)
+        names = {**test.f_globals, **test.f_locals}
+        if not runs:
+            names |= {**outer.f_globals, **outer.f_locals}
         return cls(outer.f_code, outer.f_lasti, names, runs and bool(commands))
 
 

@@ -14,6 +14,7 @@ import backquant
 from backquant import UsageError
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+FIX_NAMES = {"x": X}
 
 
 def _quantized(backend: str) -> backquant.QuantizedModel:
