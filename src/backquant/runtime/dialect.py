@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Collection
@@ -33,6 +34,8 @@ from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.nn.quantized import conv, functions, linear
 from backquant.nn.quantized import reference as nnqr
+from backquant.nn.quantized.composed import LSTM
+from backquant.nn.quantized.quantize_dequantize import QuantizeDequantize
 from backquant.nn.quantized.scaled import Scaled, limited
 from backquant.operators import moves_values
 from backquant.runtime.checkpointed import Origin
@@ -52,6 +55,7 @@ from backquant.runtime.dialect_kernels import (
     embedding,
     kernels_by_node,
 )
+from backquant.runtime.dialect_recurrent import TENSORS, put_together, results_of
 from backquant.runtime.packed_weights import PackedWeight, functional_name, packed_weight
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.unchanged import Part
@@ -177,6 +181,8 @@ class _Dialect:
         for node in list(self.graph.nodes):
             self._respell(node)
         for node in list(self.graph.nodes):
+            self._recurrent(node)
+        for node in list(self.graph.nodes):
             if node.target is torch.quantize_per_tensor:
                 self._fuse(node)
         for node in list(self.graph.nodes):
@@ -280,6 +286,53 @@ class _Dialect:
             if old is not new:
                 old.replace_all_uses_with(new)
                 self.graph.erase_node(old)
+
+    def _recurrent(self, node: fx.Node) -> None:
+        """A static LSTM; what it gives has the scales that were measured, or those of its last layer."""
+        module = self._called(node)
+        sources = {value: self._integers(value) for value in node.all_input_nodes}
+        if type(module) is not LSTM or None in sources.values():
+            return
+        for value, source in sources.items():
+            node.replace_input_with(value, source)  # type: ignore[arg-type]
+        results, floats, made = results_of(node), {}, [*module.own_results()]
+        last = [node, *results.items.values()][-1]
+        for path, item in results.items.items():
+            place = TENSORS.index(path)
+            measured = self._measured(results.readers[path])
+            made[place] = measured or made[place]
+            self._read_item(item, results.readers[path], is_measured=measured is not None)
+            floats[path] = item
+            if made[place] is not None and not measured:
+                scale, zero_point, dtype = made[place].numbers  # type: ignore[union-attr]
+                self.numbers[item] = Numbers(scale, zero_point, dtype, None)
+                with self.graph.inserting_after(last):
+                    last = floats[path] = self.graph.call_method("dequantize", (item,))
+                for user, _ in results.readers[path]:
+                    user.replace_input_with(item, last)
+        put_together(results, floats, last)
+        shown = copy.copy(module)
+        shown.results = tuple(made)
+        self._put(node, shown)
+
+    def _measured(self, readers: list[tuple[fx.Node, fx.Node]]) -> QuantizeDequantize | None:
+        """How a result is quantized by all of its readers."""
+        found = {self.numbers.get(user) for user, _ in readers}
+        numbers = next(iter(found)) if len(found) == 1 else None
+        if numbers is None or any(u.target is not torch.quantize_per_tensor for u, _ in readers):
+            return None
+        limits = numbers.limits or RANGES[numbers.dtype]
+        return QuantizeDequantize(*numbers[:3], *limits)
+
+    def _read_item(
+        self, item: fx.Node, readers: list[tuple[fx.Node, fx.Node]], *, is_measured: bool
+    ) -> None:
+        for user, through in readers:
+            user.replace_input_with(through, item)
+            if is_measured:
+                limits = self.numbers[user].limits
+                self._end(user, item)
+                self.numbers[item] = self.numbers[item]._replace(limits=limits)
 
     def _is_relu(self, node: fx.Node) -> bool:
         return node.target in _RELU or type(self._called(node)) is nn.ReLU

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any, ClassVar, NoReturn, TypeVar
 
+import torch
 from torch import nn
 
 from backquant.errors import ConfigError
@@ -29,6 +30,7 @@ from backquant.observe import (
 from backquant.observe.qparams import qparam_dict
 
 _Module = TypeVar("_Module", bound="_Composed")
+_TOKENS = (torch.quint8, torch.qint8, torch.qint32)
 
 
 def _reference_linear(linear: nn.Module, qconfig: Any) -> SlotReferenceLinear:
@@ -122,9 +124,37 @@ class LSTM(_Composed, quantizable.LSTM):
     >>> quantized = LSTM.from_observed(observed)
     >>> quantized.layers[0].layer_fw.cell.igates.weight.dtype, quantized(x)[0].shape
     (torch.int8, torch.Size([5, 2, 4]))
+
+    Given PyTorch's quantized tensors it gives those: with the scales of ``results``, one for the output and
+    each state; where that is ``None``, a float tensor. By default they are those that the last layer has.
     """
 
     _OBSERVED = quantizable.LSTM
+    results: tuple[QuantizeDequantize | None, ...] | None = None
+
+    def forward(self, x: torch.Tensor, hidden: Any = None) -> Any:
+        """Output and the two states, of the shapes of ``nn.LSTM``; floats, or quantized tensors."""
+        if not isinstance(x, torch.Tensor) or not x.is_quantized:
+            return super().forward(x, hidden)
+        states = None if hidden is None else tuple(state.dequantize() for state in hidden)
+        out, (hx, cx) = super().forward(x.dequantize(), states)
+        results = self.own_results() if self.results is None else self.results
+        out, hx, cx = (
+            value if by is None else torch.quantize_per_tensor(by(value), *by.numbers)
+            for value, by in zip((out, hx, cx), results, strict=True)
+        )
+        return out, (hx, cx)
+
+    def own_results(self) -> tuple[QuantizeDequantize | None, ...]:
+        """By what output, hidden and cell states are rounded already; ``None`` where there are several."""
+        cell: Any = self.layers[-1].layer_fw.cell
+        parts = [cell.ogate_cy, cell.ogate_cy, cell.fgate_cx_igate_cgate]
+        found = [part.activation_post_process for part in parts]
+        one = [not self.bidirectional, *[not self.bidirectional and self.num_layers == 1] * 2]
+        return tuple(
+            by if is_one and by is not None and by.dtype in _TOKENS else None
+            for by, is_one in zip(found, one, strict=True)
+        )
 
 
 class LSTMCell(_Composed, quantizable.LSTMCell):

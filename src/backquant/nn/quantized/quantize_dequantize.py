@@ -51,6 +51,11 @@ class QuantizeDequantize(nn.Module):
         result: torch.Tensor = ops.dequantize_per_tensor.tensor(quantized, *arguments)
         return result
 
+    @property
+    def numbers(self) -> tuple[float, int, torch.dtype]:
+        """Scale, zero point and dtype of PyTorch's quantized tensors."""
+        return float(self.scale), int(self.zero_point), self.dtype
+
     def extra_repr(self) -> str:
         """Scale, zero point and dtype."""
         return f"scale={self.scale:.6g}, zero_point={self.zero_point}, dtype={self.dtype}"
