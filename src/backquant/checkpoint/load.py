@@ -3,12 +3,14 @@
 1. A value is met under any key of its slot; a scale or zero point without one takes that of its group.
 2. Shapes agree, but for the one scale of a tensor, which stands for all channels, too.
 3. Scales are finite and above 0, zero points and integers are in the range of the description, no float is
-   NaN; a dtype may differ where no value changes.
+   NaN; a dtype may differ where no value changes. What is not read here (a scale that another one stands for,
+   one that PyTorch keeps and does not use) is no NaN and no wrong scale either.
 4. Missing and unexpected keys are refused, or, with ``strict=False``, left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from backquant.checkpoint.plain import plain_state
+from backquant.checkpoint.plain import no_tensors, plain_state
 from backquant.checkpoint.slots import Kind, Slot, slots_of
 from backquant.convert import ReferenceModel, reference_state
 from backquant.errors import UsageError, without_prefix
@@ -25,6 +27,7 @@ from backquant.lower.qdq import qparams_of
 from backquant.prepare import with_state
 
 _SHOWN = 5
+_SCALE = re.compile(r"(?:\.scale|_scale_\d+)$")
 _WHERE = "load_state_dict"
 _SAME = (
     "prepare and convert with the model, QConfigMapping and backend that it was saved with: a layer's "
@@ -52,7 +55,8 @@ def with_state_dict(
     """
     plain, slots = plain_state(state), slots_of(reference)
     values, missing, unexpected = _matched(slots, plain)
-    problems = [f"{key}: missing" for key in missing] if strict else []
+    problems = [f"{key}: {kind}, which is no tensor" for key, kind in no_tensors(state)]
+    problems += [f"{key}: missing" for key in missing] if strict else []
     problems += [f"{key}: unexpected" for key in unexpected] if strict else []
     fitted: list[tuple[Slot, torch.Tensor]] = []
     for slot, value in values:
@@ -61,6 +65,14 @@ def with_state_dict(
             problems.append(f"{slot.key}: {found}")
         else:
             fitted.append((slot, found))
+    read = {id(value) for _, value in values}
+    unread = ((key, value) for key, value in plain.items() if id(value) not in read)
+    for key, value in unread:
+        is_one = _SCALE.search(key) is not None
+        is_scale = is_one or key.endswith("_scale")
+        several = is_scale and (value.numel() != 1 if is_one else value.dim() > 1)
+        found = f"shape {list(value.shape)}" if several else _unsound(value, is_scale=is_scale)
+        problems += [f"{key}: {found}"] if found else []
     if problems:
         fix = without_prefix(plain, [key for slot in slots for key in slot.keys])
         raise _refused(problems, len(slots), fix or (_SAME if missing or unexpected else _AGAIN))
@@ -116,10 +128,9 @@ def _fitted(slot: Slot, value: torch.Tensor) -> torch.Tensor | str:
         value = value.reshape(()).expand(own.shape)  # rule 2
     if value.shape != own.shape:
         return f"shape {list(value.shape)}, and the model has {list(own.shape)}"
-    if value.is_floating_point() and bool(value.isnan().any()):
-        return "NaN"
-    if slot.kind is Kind.SCALE and not bool((value.isfinite() & (value > 0)).all()):
-        return f"a scale of {_first(value, ~(value.isfinite() & (value > 0)))}"
+    unsound = _unsound(value, is_scale=slot.kind is Kind.SCALE)
+    if unsound:
+        return unsound
     if slot.kind is Kind.TENSOR and isinstance(own, nn.Parameter) and bool(value.isinf().any()):
         return "infinity"
     if slot.kind in (Kind.INTEGERS, Kind.ZERO_POINT):
@@ -133,6 +144,14 @@ def _fitted(slot: Slot, value: torch.Tensor) -> torch.Tensor | str:
     if value.dtype != own.dtype and not torch.equal(cast.to(value.dtype), value):
         return f"{value.dtype}, and the model has {own.dtype}"
     return cast.to(own.device, copy=True).contiguous()
+
+
+def _unsound(value: torch.Tensor, *, is_scale: bool) -> str:
+    """What of rule 3 no value may be; empty: nothing."""
+    if value.is_floating_point() and bool(value.isnan().any()):
+        return "NaN"
+    wrong = ~(value.isfinite() & (value > 0))
+    return f"a scale of {_first(value, wrong)}" if is_scale and bool(wrong.any()) else ""
 
 
 def _first(value: torch.Tensor, wrong: torch.Tensor) -> Any:

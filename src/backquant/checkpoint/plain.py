@@ -16,6 +16,7 @@ import torch
 _PAIR = "._packed_params._packed_params"
 _TABLE = "._packed_params._packed_weight"
 _DROPPED = ("._packed_params.dtype", ".weight_qscheme", ".weight_dtype", ".weight_axis")
+_HELD = (torch.Tensor, torch.ScriptObject, tuple, torch.dtype, torch.qscheme, type(None))
 _CELLS = ("weight_ih", "weight_hh")
 _QINT = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 
@@ -52,6 +53,17 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             for name, tensor in _parts(key, value):
                 found.update(_integers(name, tensor))
     return found
+
+
+def no_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keys, with the type of their value, that hold nothing of what a checkpoint can hold.
+
+    >>> list(no_tensors({"fc.weight": "text", "fc.bias": torch.ones(1), "fc.weight_axis": 0}))
+    [('fc.weight', 'str')]
+    """
+    for key, value in state.items():
+        if not isinstance(value, _HELD) and not key.endswith(_DROPPED):
+            yield key, type(value).__name__
 
 
 def _parts(key: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
