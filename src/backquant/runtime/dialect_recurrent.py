@@ -60,8 +60,9 @@ def put_together(results: Results, floats: dict[tuple[int, ...], fx.Node], last:
     for path in reversed(_TUPLES):
         if not (results.readers[path] or (path and results.readers[()])):
             continue
+        parts = [made[part] for part in ((*path, 0), (*path, 1))]
         with graph.inserting_after(last):
-            last = graph.call_function(tuple, ([made[(*path, 0)], made[(*path, 1)]],))
+            last = graph.call_function(tuple, (parts,))
         made[path] = last
         for user, through in results.readers[path]:
             user.replace_input_with(through, last)

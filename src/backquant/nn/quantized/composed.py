@@ -147,7 +147,8 @@ class LSTM(_Composed, quantizable.LSTM):
 
     def own_results(self) -> tuple[QuantizeDequantize | None, ...]:
         """By what output, hidden and cell states are rounded already; ``None`` where there are several."""
-        cell: Any = self.layers[-1].layer_fw.cell
+        layer: Any = self.layers[-1]
+        cell = layer.layer_fw.cell
         parts = [cell.ogate_cy, cell.ogate_cy, cell.fgate_cx_igate_cgate]
         found = [part.activation_post_process for part in parts]
         one = [not self.bidirectional, *[not self.bidirectional and self.num_layers == 1] * 2]

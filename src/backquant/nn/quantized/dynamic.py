@@ -58,7 +58,8 @@ class Linear(_Between):
 
     def _operator(self) -> Callable[..., torch.Tensor]:
         weight, bias, ops = self.weight(), self.bias(), torch.ops.quantized
-        run, rest = getattr(ops, self._operator_name), (True,)  # 7 bits, as PyTorch's module
+        rest: tuple[Any, ...] = (True,)  # 7 bits, as PyTorch's module
+        run = getattr(ops, self._operator_name)
         if weight.is_quantized:
             packed = ops.linear_prepack(weight, bias)
         else:

@@ -265,7 +265,7 @@ class Weighted(Scaled):
         ``activation_post_process``."""
         source = mod.to_float() if hasattr(mod, "to_float") else mod
         root: Any = source[0] if isinstance(source, nn.Sequential) else source
-        observer = cls._observer(mod)
+        observer = cls._observer(mod)  # type: ignore[attr-defined]  # of this class, which a Scaled need not be
         observer(root.weight.detach())
         names = (kind.__name__ for kind in cls.__mro__ if hasattr(reference, kind.__name__))
         integers = getattr(reference, next(names)).from_float(root, qparam_dict(observer))
