@@ -171,7 +171,10 @@ def constructed(prefix: str, path: str) -> Any:
     if package.endswith("reference"):
         key = "weight_qparams_dict" if name in RECURRENT else "weight_qparams"
         named[key] = weight_qparams(name)
-    return kind(*arguments, **named)
+    made = kind(*arguments, **named)
+    if name == "LinearBn1d":
+        nn.init.zeros_(made.bias)  # memory as it lay there, in PyTorch
+    return made
 
 
 def from_float(prefix: str, path: str) -> Any:
