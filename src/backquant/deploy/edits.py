@@ -1,8 +1,13 @@
-"""Replaces nodes of an exported program; new nodes have the ``meta["val"]`` that other passes read."""
+"""The one rewriter of exported programs; new nodes have the ``meta["val"]`` that other passes read.
+
+A rule is a function of a node and of what writes calls before it. It returns the node that stands for that
+one from now on, or for the first of its results where nobody reads others; or ``None``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +16,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
 
 from backquant.operators import overload
 
@@ -63,7 +69,40 @@ class AtenCalls:
         return before(self.node, target, args, **more)
 
 
+Rule = Callable[[Any, AtenCalls], Any]
+
+
+def rewrite(program: ExportedProgram, rules: Mapping[Any, Rule]) -> None:
+    """Apply each rule to every call of its operator, in graph order, in place.
+
+    >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    >>> rewrite(program, {overload("relu"): lambda node, write: write.clamp_min(node.args[0], 0)})
+    >>> [node.name for node in program.graph.nodes]
+    ['x', 'clamp_min_default', 'output']
+    """
+    for node in list(program.graph.nodes):
+        rule = rules.get(node.target) if node.op == "call_function" else None
+        if rule is not None:
+            apply(rule, node)
+
+
+def apply(rule: Rule, node: Any) -> None:
+    """One rule at one node."""
+    made = rule(node, AtenCalls(node))
+    if made is not None:
+        replace(node, made)
+
+
+def first_only(node: Any) -> bool:
+    """Whether nobody reads another result of ``node`` than its first one."""
+    return all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
+
+
 def replace(node: Any, by: Any) -> None:
-    """Let all readers of ``node`` read ``by``, and remove ``node``."""
+    """Let all readers of ``node``, or of the first of its results, read ``by``, and remove ``node``."""
+    several = (list, tuple)
+    if isinstance(node.meta["val"], several) and not isinstance(by.meta["val"], several):
+        for item in list(node.users):
+            replace(item, by)
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from backquant.deploy.edits import AtenCalls, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, sizes_of
 from backquant.operators import overloads
 
 _EXPANSIONS = overloads("expand")
@@ -26,26 +26,24 @@ _MOVES = overloads("view", "reshape", "clone")
 _MASKED = 1e30  # exp(-1e30) is 0, and scores are far smaller
 
 
-def batched_product(node: Any) -> None:
+def batched_product(node: Any, write: AtenCalls) -> Any:
     """Rule 3, in place; other products stay as they are."""
     one, other = node.args
     left, right = (value.meta["val"].shape for value in (one, other))
     if len(left) < 3 or len(left) != len(right) or list(left[:-2]) != list(right[:-2]):
-        return
-    write = AtenCalls(node)
+        return None
     if len(left) == 3:
-        replace(node, write.bmm(one, other))
-        return
+        return write.bmm(one, other)
     count = _product(left[:-2])
     if not all(isinstance(size, int) for size in (*left[-2:], *right[-2:])):
-        return
+        return None
     flat = [
         write.reshape(value, [count, *shape[-2:]]) for value, shape in ((one, left), (other, right))
     ]
     product = write.bmm(*flat)
     sizes = sizes_of(node)
-    if sum(not isinstance(size, int) for size in sizes) == 0:
-        replace(node, write.reshape(product, sizes))
+    is_known = all(isinstance(size, int) for size in sizes)
+    return write.reshape(product, sizes) if is_known else None
 
 
 def _product(sizes: Any) -> int:
@@ -103,17 +101,16 @@ class AttentionRewriter:
 
     masks: dict[Any, Any] = field(default_factory=dict)
 
-    def __call__(self, node: Any) -> None:
+    def __call__(self, node: Any, write: AtenCalls) -> Any:
         query, key, value, mask, dropout, causal = (*node.args, None, 0.0, False)[:6]
         mask = node.kwargs.get("attn_mask", mask)
         causal = node.kwargs.get("is_causal", causal)
         key, value = _shared(key, value)
         sizes = _Sizes.of(query, key, value)
         if sizes is None or node.kwargs.get("dropout_p", dropout):
-            return
+            return None
         scale = node.kwargs.get("scale")
         scale = sizes.depth**-0.5 if scale is None else float(scale)
-        write = AtenCalls(node)
         flat = write.reshape(query, [sizes.count, sizes.rows, sizes.depth])
         scaled = write.mul(flat, scale)
         keys = write.reshape(key, [sizes.count, sizes.positions, sizes.depth])
@@ -130,7 +127,7 @@ class AttentionRewriter:
         turned = write.permute(write.reshape(mixed, shape), order)
         # PyTorch's result lies in memory so, and views of it count on that
         laid = write.clone(turned, memory_format=torch.contiguous_format)
-        replace(node, write.permute(laid, [order.index(axis) for axis in range(4)]))
+        return write.permute(laid, [order.index(axis) for axis in range(4)])
 
     def _masked(self, node: Any, scores: Any, mask: Any, sizes: _Sizes) -> Any:
         """``scores + mask``, whose sizes are broadcast to batch, heads, length, positions."""

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, Rule, apply, first_only, sizes_of
 from backquant.operators import overload
 
 __all__ = ["POOLS"]
@@ -30,7 +29,7 @@ __all__ = ["POOLS"]
 _LARGEST, _LARGEST_AND_PLACES = overload("amax"), overload("max", "dim")
 
 
-def maximum(node: Any) -> None:
+def maximum(node: Any, write: AtenCalls) -> Any:
     """Rule 1."""
     source, axes, keep = (*node.args, *([], False)[len(node.args) - 1 :])[:3]
     value = source.meta["val"]
@@ -38,24 +37,17 @@ def maximum(node: Any) -> None:
     rank = value.dim()
     axes = sorted(axis % max(rank, 1) for axis in ([axes] if has_places else axes or range(rank)))
     if value.dtype is not torch.float32 or not rank or (has_places and not first_only(node)):
-        return
-    write = AtenCalls(node)
+        return None
     sizes = list(value.shape)
     low, high = axes[0], axes[-1] + 1
     four = [1, *(_product(part) for part in (sizes[:low], sizes[low:high], sizes[high:]))]
     result = (next(iter(node.users)) if has_places else node) if node.users else node
     wanted = sizes_of(result)
     if axes != list(range(low, high)) or not _can_be_viewed(four, wanted):
-        if has_places:
-            _replace_first(node, write.call(_LARGEST, source, axes, keep))
-        return
+        return write.call(_LARGEST, source, axes, keep) if has_places else None
     view = write.reshape(source, four)
     largest = write.call(_LARGEST_AND_PLACES, view, 2, True)
-    made = write.reshape(before(node, operator.getitem, (largest, 0)), wanted)
-    if has_places:
-        _replace_first(node, made)
-    else:
-        replace(node, made)
+    return write.reshape(write.call(operator.getitem, largest, 0), wanted)
 
 
 def _product(sizes: list[Any]) -> int:
@@ -73,26 +65,13 @@ def _is_known(sizes: list[Any]) -> bool:
     return all(isinstance(size, int) for size in sizes) and sizes.count(-1) < 2
 
 
-def first_only(node: Any) -> bool:
-    """Whether nobody reads another result of ``node`` than its first one."""
-    return all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
-
-
-def _replace_first(node: Any, made: Any) -> None:
-    """Let what reads the first of the results of ``node`` read ``made``."""
-    for item in list(node.users):
-        replace(item, made)
-    node.graph.erase_node(node)
-
-
-def pool_of_one_dimension(node: Any) -> None:
+def pool_of_one_dimension(node: Any, write: AtenCalls) -> Any:
     """Rule 2."""
     source, *windows = node.args
     sizes = sizes_of(source)
     name = str(node.target._schema.name).removeprefix("aten::").replace("1d", "2d")
     if not _is_known(sizes) or node.kwargs:
-        return
-    write = AtenCalls(node)
+        return None
     around = (0 if place == 2 else 1 for place in range(len(windows)))  # padding is the third
     two = [
         [other, *window] if isinstance(window, (list, tuple)) and window else window
@@ -100,27 +79,27 @@ def pool_of_one_dimension(node: Any) -> None:
     ]
     image = write.reshape(source, [*(sizes if len(sizes) == 3 else [1, *sizes])[:2], 1, sizes[-1]])
     made = write.call(overload(name), image, *two)
-    if isinstance(node.meta["val"], torch.Tensor):
-        replace(node, write.reshape(made, sizes_of(node)))
-        adaptive(made)
-    elif first_only(node) and node.users:
-        wanted = sizes_of(next(iter(node.users)))
-        _replace_first(node, write.reshape(before(node, operator.getitem, (made, 0)), wanted))
-        adaptive(made)
+    result, value = node, made
+    if not isinstance(node.meta["val"], torch.Tensor):
+        if not first_only(node) or not node.users:
+            return None
+        result, value = next(iter(node.users)), write.call(operator.getitem, made, 0)
+    reshaped = write.reshape(value, sizes_of(result))
+    apply(adaptive, made)
+    return reshaped
 
 
-def without_batch(node: Any) -> None:
+def without_batch(node: Any, write: AtenCalls) -> Any:
     """Rule 2, of images of three dimensions."""
     source, *more = node.args
     sizes = sizes_of(source)
     if len(sizes) != 3 or not _is_known(sizes):
-        return
-    write = AtenCalls(node)
+        return None
     made = write.call(node.target, write.reshape(source, [1, *sizes]), *more, **node.kwargs)
-    replace(node, write.reshape(made, sizes_of(node)))
+    return write.reshape(made, sizes_of(node))
 
 
-def pool_of_images(node: Any) -> None:
+def pool_of_images(node: Any, write: AtenCalls) -> Any:
     """Rules 4 and 2."""
     names = [argument.name for argument in node.target._schema.arguments]
     said = {argument.name: argument.default_value for argument in node.target._schema.arguments}
@@ -133,7 +112,7 @@ def pool_of_images(node: Any) -> None:
         if all(_ends_inside(*side) for side in sides):
             said["ceil_mode"] = False
             node.args, node.kwargs = tuple(said[name] for name in names), {}
-    without_batch(node)
+    return without_batch(node, write)
 
 
 def _both(sizes: Any) -> list[int]:
@@ -146,24 +125,21 @@ def _ends_inside(size: int, window: int, step: int, padding: int, dilation: int)
     return free >= 0 and free % step == 0
 
 
-def adaptive(node: Any) -> None:
+def adaptive(node: Any, write: AtenCalls) -> Any:
     """Rule 3."""
     if node.target not in _WINDOWS:
-        return
+        return None
     source, wanted = node.args
     value = source.meta["val"]
     given = value.shape[-2:]
     if value.dim() != 4 or not all(isinstance(size, int) and size for size in (*given, *wanted)):
-        return
+        return None
     if any(size % out for size, out in zip(given, wanted, strict=True)):
-        return
+        return None
     window = [size // out for size, out in zip(given, wanted, strict=True)]
-    write = AtenCalls(node)
-    if node.target is not _ADAPTIVE_MAXIMUM:
-        if wanted != [1, 1]:  # the mean of all has a kernel of its own, also on integers
-            replace(node, write.call(_WINDOWS[node.target], source, window, window))
-    elif first_only(node):
-        _replace_first(node, write.call(_WINDOWS[node.target], source, window, window))
+    # the mean of all has a kernel of its own, also on integers
+    stays = wanted == [1, 1] if node.target is not _ADAPTIVE_MAXIMUM else not first_only(node)
+    return None if stays else write.call(_WINDOWS[node.target], source, window, window)
 
 
 _ADAPTIVE_MAXIMUM = overload("adaptive_max_pool2d")
@@ -173,7 +149,7 @@ _WINDOWS = {
 }
 
 #: The rules by operator.
-POOLS: dict[Any, Callable[[Any], None]] = {
+POOLS: dict[Any, Rule] = {
     _LARGEST: maximum,
     _LARGEST_AND_PLACES: maximum,
     overload("max_pool2d"): pool_of_images,

@@ -45,14 +45,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
+from backquant.deploy import edits
+from backquant.deploy.edits import AtenCalls, before, first_only, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
 from backquant.deploy.executorch.pools import POOLS
 from backquant.deploy.executorch.volume_pools import VOLUME_POOLS
@@ -87,32 +87,25 @@ _SOFTMAXES = {*overloads("softmax"), *(each.ends_in for each in named("softmax")
 
 def rewrite(program: ExportedProgram) -> None:
     """Apply the rules in place, in graph order."""
-    attention = AttentionRewriter()
-    rules: dict[Any, Callable[[Any], None]] = {
-        **_RULES,
-        **dict.fromkeys(overloads("scaled_dot_product_attention"), attention),
-    }
+    attention = dict.fromkeys(overloads("scaled_dot_product_attention"), AttentionRewriter())
     cut_windows(program.graph)
     for node in list(means_of_free_sizes(program.graph)):
         compute_in_float(node)
-    for node in list(program.graph.nodes):
-        rule = rules.get(node.target) if node.op == "call_function" else None
-        if rule is not None:
-            rule(node)
+    edits.rewrite(program, _RULES | attention)
     _pad_in_float(program.graph)
     _dequantize_for_each_reader(program.graph)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
 
 
-def _mean(node: Any) -> None:
+def _mean(node: Any, write: AtenCalls) -> Any:
     source, axes, *more = node.args
     keep = bool(more[0]) if more else bool(node.kwargs.get("keepdim", False))
     rank = source.meta["val"].dim()
     if keep or rank != 4 or not axes or sorted(axis % rank for axis in axes) != [2, 3]:
-        return
-    value = _rounded(node, before(node, node.target, (source, axes, True)))
-    replace(node, AtenCalls(node).view(value, sizes_of(node)))
+        return None
+    value = _rounded(node, write.call(node.target, source, axes, True))
+    return write.view(value, sizes_of(node))
 
 
 def _rounded(node: Any, value: Any) -> Any:
@@ -126,7 +119,7 @@ def _rounded(node: Any, value: Any) -> Any:
     return before(node, dequantize, (quantized, *qparams))
 
 
-def _clip(node: Any) -> None:
+def _clip(node: Any, _: AtenCalls) -> None:
     """Rule 9, at ``relu`` or ``hardtanh``."""
     source = node.args[0]
     rounded_first = _ARITHMETIC - _ADDITIONS if node.target in _RELUS else _ARITHMETIC
@@ -171,112 +164,104 @@ def _round_first(node: Any) -> None:
         node.replace_input_with(source, _rounded(node, source))
 
 
-def _squeeze(node: Any) -> None:
+def _squeeze(node: Any, write: AtenCalls) -> Any:
     _round_first(node)
-    replace(node, AtenCalls(node).view(node.args[0], sizes_of(node)))
+    return write.view(node.args[0], sizes_of(node))
 
 
-def _rms_norm(node: Any) -> None:
+def _rms_norm(node: Any, write: AtenCalls) -> Any:
     source, sizes, *more = node.args
     weight, eps = (*more, None, None)[:2]
     value = source.meta["val"]
     if len(sizes) != 1 or value.dtype is not torch.float32:
-        return
+        return None
     eps = torch.finfo(value.dtype).eps if eps is None else eps
-    write = AtenCalls(node)
     mean = write.mean(write.mul(source, source), [-1], True)
     scaled = write.mul(source, write.rsqrt(write.add(mean, eps)))
-    replace(node, scaled if weight is None else write.mul(scaled, weight))
+    return scaled if weight is None else write.mul(scaled, weight)
 
 
-def _view(node: Any) -> None:
+def _view(node: Any, write: AtenCalls) -> Any:
     _round_first(node)
     sizes = sizes_of(node)
     symbolic = any(not isinstance(size, int) for size in node.meta["val"].shape)
-    if node.target is not overload("view") or symbolic:
-        replace(node, AtenCalls(node).view(node.args[0], sizes))
+    changes = node.target is not overload("view") or symbolic
+    return write.view(node.args[0], sizes) if changes else None
 
 
-def _softmax(node: Any) -> None:
+def _softmax(node: Any, write: AtenCalls) -> Any:
     source, axis, *more = node.args
     shape = source.meta["val"].shape
     if len(shape) != 4 or axis not in (-1, 3) or not _follows_convolution(source):
-        return
+        return None
     # all but the first axis, which may be symbolic, and the last one become one
-    write = AtenCalls(node)
     flat = write.view(source, sizes_of(write.flatten(source, 1, 2)))
     inner = write.call(node.target, flat, -1, *more)
-    replace(node, write.view(inner, sizes_of(node)))
+    return write.view(inner, sizes_of(node))
 
 
-def _prelu(node: Any) -> None:
+def _prelu(node: Any, write: AtenCalls) -> Any:
     source, weight = node.args
     sizes = sizes_of(node)
     two_free = not all(isinstance(size, int) for size in sizes)  # no view can say them
     if len(sizes) == 4 or two_free or (len(sizes) > 4 and -1 in sizes):
-        return
+        return None
     leading = sizes if len(sizes) > 1 else [1, 1, *sizes]
     four = (
         [*leading, 1, 1][:4] if len(sizes) < 4 else [*sizes[:2], math.prod(sizes[2:-1]), sizes[-1]]
     )
-    write = AtenCalls(node)
     inner = write.call(node.target, write.view(source, four), weight)
-    replace(node, write.view(inner, sizes))
+    return write.view(inner, sizes)
 
 
-def _batch_norm(node: Any) -> None:
+def _batch_norm(node: Any, write: AtenCalls) -> Any:
     source = node.args[0]
     sizes = sizes_of(source)
-    if source.target not in _LINEARS or len(sizes) != 3:
-        return
+    if source.target not in _LINEARS or len(sizes) != 3 or not first_only(node):
+        return None
     if sum(not isinstance(size, int) for size in source.meta["val"].shape) > 1:
-        return  # no view can say them
-    write = AtenCalls(node)
+        return None  # no view can say them
     made = write.call(node.target, write.view(source, [*sizes, 1]), *node.args[1:])
-    for item in list(node.users):
-        if item.target is operator.getitem and item.args[1] == 0:
-            replace(item, write.view(before(node, operator.getitem, (made, 0)), sizes))
+    return write.view(write.call(operator.getitem, made, 0), sizes)
 
 
-def _vector_norm(node: Any) -> None:
+def _vector_norm(node: Any, write: AtenCalls) -> Any:
     """Rule 12."""
     source, order, axes, keep = (*node.args, *(None, 2, None, False)[len(node.args) :])[:4]
     if order != 2 or axes is None or node.kwargs or source.meta["val"].dtype is not torch.float32:
-        return
-    write = AtenCalls(node)
+        return None
     total = write.call(_SUM, write.mul(source, source), axes, keep)
-    replace(node, write.sqrt(total))
+    return write.sqrt(total)
 
 
-def _power(node: Any) -> None:
+def _power(node: Any, write: AtenCalls) -> Any:
     """Rule 12."""
     source, exponent = node.args
     if source.meta["val"].dtype is not torch.float32:
-        return
-    write = AtenCalls(node)
+        return None
     if exponent == 2:
-        replace(node, write.mul(source, source))
-    elif exponent in (0.5, -0.5):
-        replace(node, write.sqrt(source) if exponent > 0 else write.rsqrt(source))
+        return write.mul(source, source)
+    if exponent not in (0.5, -0.5):
+        return None
+    return write.sqrt(source) if exponent > 0 else write.rsqrt(source)
 
 
-def _roll(node: Any) -> None:
+def _roll(node: Any, write: AtenCalls) -> Any:
     """Rule 12, where the sizes are known."""
     made, shifts, axes = (*node.args, [])[:3]
     sizes = made.meta["val"].shape
     if len(axes) != len(shifts) or not all(isinstance(sizes[axis], int) for axis in axes):
-        return
-    write = AtenCalls(node)
+        return None
     for shift, axis in zip(shifts, axes, strict=True):
         size = sizes[axis]
         start = size - shift % size if size else 0
         if start not in (0, size):
             parts = write.slice(made, axis, start, size), write.slice(made, axis, 0, start)
             made = write.cat(parts, axis % len(sizes))
-    replace(node, made)
+    return made
 
 
-def _expand(node: Any) -> None:
+def _expand(node: Any, _: AtenCalls) -> None:
     """Rule 12: readers that compute with another value of the full size repeat it themselves."""
     source, value = node.args[0], node.meta["val"]
     if source.meta["val"].dim() != value.dim():
@@ -290,7 +275,7 @@ def _expand(node: Any) -> None:
             user.replace_input_with(node, source)
 
 
-def _with_number(node: Any) -> None:
+def _with_number(node: Any, _: AtenCalls) -> None:
     """Rule 15."""
     one, other, *more = node.args
     if type(other) is int and one.meta["val"].is_floating_point():
@@ -312,19 +297,18 @@ _LAYOUT_TAKERS = overloads(
 )
 
 
-def _linear(node: Any) -> None:
+def _linear(node: Any, write: AtenCalls) -> Any:
     """Rule 18."""
     value, quantized = node.args[0], torch.ops.quantized_decomposed
     if (
         value.target is not quantized.dequantize_per_tensor.tensor
         or value.meta["val"].dim() != _IMAGE
     ):
-        return
+        return None
     quantize = value.args[0]
     scale = quantize.args[1]
     if not isinstance(scale, fx.Node) or not _made_of_images(quantize.args[0]):
-        return
-    write = AtenCalls(node)
+        return None
     chosen: Any = scale.args[0]
     flat = write.reshape(quantize.args[0], [-1, sizes_of(value)[-1]])
     found = write.call(chosen.target, flat, *chosen.args[1:], **chosen.kwargs)
@@ -332,7 +316,7 @@ def _linear(node: Any) -> None:
     rounded = write.call(quantize.target, flat, *pair, *quantize.args[3:], **quantize.kwargs)
     back = write.call(value.target, rounded, *pair, *value.args[3:], **value.kwargs)
     made = write.call(node.target, back, *node.args[1:], **node.kwargs)
-    replace(node, write.view(made, sizes_of(node)))
+    return write.view(made, sizes_of(node))
 
 
 def _made_of_images(node: Any) -> bool:
@@ -367,7 +351,7 @@ def _follows_convolution(node: Any) -> bool:
     return False
 
 
-_RULES: dict[Any, Callable[[Any], None]] = (
+_RULES: dict[Any, edits.Rule] = (
     {
         each: rule
         for names, rule in (

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from backquant.deploy.edits import AtenCalls, replace, sizes_of
-from backquant.deploy.executorch.pools import adaptive, first_only, pool_of_images
+from backquant.deploy.edits import AtenCalls, Rule, apply, first_only, sizes_of
+from backquant.deploy.executorch.pools import adaptive, pool_of_images
 from backquant.operators import overload
 
 __all__ = ["VOLUME_POOLS", "can_be_viewed", "product"]
@@ -23,7 +23,7 @@ _VOLUME = 5  # axes: sample, channels, depth, rows, columns
 #: What does nothing along an axis.
 _NOTHING = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 #: Calls an operator of images on a node.
-_Call = Callable[[AtenCalls, Any], Any]
+_Call = Callable[[Any], Any]
 
 
 def can_be_viewed(*nodes: Any) -> bool:
@@ -46,25 +46,25 @@ def product(*sizes: Any) -> int:
     return -1 if -1 in sizes else math.prod(sizes)
 
 
-def pool(node: Any) -> None:
+def pool(node: Any, write: AtenCalls) -> Any:
     """``max_pool3d`` and ``avg_pool3d``."""
     said = _arguments(node)
     if said.get("divisor_override") is not None:
-        return
+        return None
     said["stride"] = said["stride"] or said["kernel_size"]
     windows = {name: _three(said[name]) for name in _NOTHING if name in said}
     more = [said[name] for name in ("ceil_mode", "count_include_pad") if name in said]
     target = overload("max_pool2d" if "dilation" in said else "avg_pool2d")
     made: list[Any] = []
 
-    def of_images(write: AtenCalls, images: Any) -> Any:
+    def of_images(images: Any) -> Any:
         sizes = [of[1:] for of in windows.values()]
         if all(of == [_NOTHING[name]] * 2 for name, of in zip(windows, sizes, strict=True)):
             return images
         made.append(write.call(target, images, *sizes, *more))
         return made[-1]
 
-    def of_depths(write: AtenCalls, columns: Any) -> Any:
+    def of_depths(columns: Any) -> Any:
         made.append(
             write.call(
                 target, columns, *([of[0], _NOTHING[name]] for name, of in windows.items()), *more
@@ -72,9 +72,10 @@ def pool(node: Any) -> None:
         )
         return made[-1]
 
-    if _one_after_another(node, of_images, of_depths):
-        for each in made:
-            pool_of_images(each)
+    result = _one_after_another(node, write, of_images, of_depths)
+    for each in made:
+        apply(pool_of_images, each)
+    return result
 
 
 def _arguments(node: Any) -> dict[str, Any]:
@@ -88,67 +89,62 @@ def _three(sizes: Any) -> list[int]:
     return found * 3 if len(found) == 1 else found
 
 
-def _one_after_another(node: Any, of_images: _Call, of_depths: _Call) -> bool:
-    """Let readers of ``node`` read what the two calls make of its input; False, and nothing, if none can."""
-    source = node.args[0]
-    result = node
+def _one_after_another(node: Any, write: AtenCalls, of_images: _Call, of_depths: _Call) -> Any:
+    """What the two calls make of the input of ``node``; ``None``, and nothing, if they cannot."""
+    source, result = node.args[0], node
     if not isinstance(node.meta["val"], torch.Tensor):
         if not first_only(node) or not node.users:
-            return False
+            return None
         result = next(iter(node.users))
     if not can_be_viewed(result, source):
-        return False
-    write = AtenCalls(node)
+        return None
     sizes = sizes_of(source)
     samples, channels, depth, *plane = sizes if len(sizes) == _VOLUME else [1, *sizes]
-    images = of_images(write, write.reshape(source, [samples, product(channels, depth), *plane]))
+    images = of_images(write.reshape(source, [samples, product(channels, depth), *plane]))
     columns = [samples, channels, depth, product(*sizes_of(images)[2:])]
-    made = write.reshape(of_depths(write, write.reshape(images, columns)), sizes_of(result))
-    for reader in [node] if result is node else list(node.users):
-        replace(reader, made)
-    if result is not node:
-        node.graph.erase_node(node)
-    return True
+    return write.reshape(of_depths(write.reshape(images, columns)), sizes_of(result))
 
 
-def adaptive_pool(node: Any) -> None:
+def adaptive_pool(node: Any, write: AtenCalls) -> Any:
     """``adaptive_avg_pool3d``, and ``adaptive_max_pool3d`` where nobody reads the places."""
     depth, *plane = node.args[1]
     is_mean = isinstance(node.meta["val"], torch.Tensor)
     target = overload("adaptive_avg_pool2d" if is_mean else "adaptive_max_pool2d")
     made: list[Any] = []
 
-    def called(write: AtenCalls, images: Any, sizes: list[int]) -> Any:
+    def called(images: Any, sizes: list[int]) -> Any:
         made.append(write.call(target, images, sizes))
         return made[-1] if is_mean else write.call(operator.getitem, made[-1], 0)
 
-    def of_images(write: AtenCalls, images: Any) -> Any:
-        return called(write, images, plane)
+    def of_images(images: Any) -> Any:
+        return called(images, plane)
 
-    def of_depths(write: AtenCalls, columns: Any) -> Any:
-        return called(write, columns, [depth, math.prod(plane)])
+    def of_depths(columns: Any) -> Any:
+        return called(columns, [depth, math.prod(plane)])
 
-    if _one_after_another(node, of_images, of_depths):
-        for each in made:
-            adaptive(each)
+    result = _one_after_another(node, write, of_images, of_depths)
+    for each in made:
+        apply(adaptive, each)
+    return result
 
 
-def resize(node: Any) -> None:
+def resize(node: Any, write: AtenCalls) -> Any:
     """``upsample_nearest3d`` and ``upsample_trilinear3d``."""
     sizes, *corners, factors = (*node.args[1:], None)[: len(node.target._schema.arguments) - 1]
     target = overload(_RESIZES[node.target], "vec")
 
-    def of_images(write: AtenCalls, images: Any) -> Any:
+    def of_images(images: Any) -> Any:
         return write.call(target, images, sizes and sizes[1:], *corners, factors and factors[1:])
 
-    def of_depths(write: AtenCalls, columns: Any) -> Any:
+    def of_depths(columns: Any) -> Any:
         beside = sizes_of(columns)[3]
         return write.call(
             target, columns, sizes and [sizes[0], beside], *corners, factors and [factors[0], 1.0]
         )
 
-    if not node.kwargs and (sizes is None or -1 not in sizes_of(node)[-2:]):
-        _one_after_another(node, of_images, of_depths)
+    if node.kwargs or (sizes is not None and -1 in sizes_of(node)[-2:]):
+        return None
+    return _one_after_another(node, write, of_images, of_depths)
 
 
 _RESIZES = {
@@ -157,7 +153,7 @@ _RESIZES = {
 }
 
 #: The rules by operator.
-VOLUME_POOLS: dict[Any, Callable[[Any], None]] = {
+VOLUME_POOLS: dict[Any, Rule] = {
     overload("max_pool3d"): pool,
     overload("avg_pool3d"): pool,
     overload("adaptive_avg_pool3d"): adaptive_pool,

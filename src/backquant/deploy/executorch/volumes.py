@@ -12,12 +12,11 @@ Values stay. At most one size may be free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, Rule, before, sizes_of
 from backquant.deploy.executorch.volume_pools import can_be_viewed, product
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 from backquant.operators import overload, overloads
@@ -42,7 +41,7 @@ class _Moves(AtenCalls):
         return made
 
 
-def convolution(node: Any) -> None:
+def convolution(node: Any, _: AtenCalls) -> None:
     """Rules 1 and 2, of ``conv3d``."""
     given = (*node.args, *(None, [1] * 3, [0] * 3, [1] * 3, 1)[len(node.args) - 2 :])
     source, weight, bias, stride, padding, dilation, groups = given
@@ -195,14 +194,14 @@ def _as_volume(node: Any, images: Any) -> Any:
     return value if len(wanted) == _VOLUME else write.reshape(value, wanted)
 
 
-def transposed(node: Any) -> None:
+def transposed(node: Any, _: AtenCalls) -> Any:
     """Rule 3, of ``conv_transpose3d``."""
     given = (*node.args, *(None, [1] * 3, [0] * 3, [0] * 3, 1, [1] * 3)[len(node.args) - 2 :])
     source, weight, bias, stride, padding, more, groups, dilation = given
     inner, outer, depth, *window = weight.meta["val"].shape
     first = (depth - 1) * dilation[0] - padding[0]
     if node.kwargs or not can_be_viewed(node, source) or _is_integer(weight) or first < 0:
-        return
+        return None
     flat = (*(list(each[1:]) for each in (stride, padding, more)), groups, list(dilation[1:]))
     write = _Moves(node)
     images = _by_depth(write, source)
@@ -211,13 +210,13 @@ def transposed(node: Any) -> None:
         if bias is not None:
             bias = write.call(overload("repeat_interleave", "self_int"), bias, depth)
         made = before(node, _TRANSPOSED, (_flat(write, images), kernel, bias, *flat))
-        replace(node, _parted(write, made, depth, sizes_of(images)[:2], sizes_of(node)))
-        return
+        return _parted(write, made, depth, sizes_of(images)[:2], sizes_of(node))
     between = _between_zeros(write, images, stride[0], first, first + more[0])
     steps = _steps(write, between, depth, 1, dilation[0])
     turned = write.permute(write.call(overload("flip"), weight, [2]), [0, 2, 1, 3, 4])
     kernel = write.reshape(turned, [inner * depth, outer, *window])
     _put_back(node, before(node, _TRANSPOSED, (_flat(write, steps), kernel, bias, *flat)))
+    return None
 
 
 def _flat(write: AtenCalls, steps: Any) -> Any:
@@ -246,7 +245,7 @@ def _between_zeros(write: AtenCalls, images: Any, step: int, start: int, end: in
 
 
 #: The rules by operator.
-VOLUMES: dict[Any, Callable[[Any], None]] = {
+VOLUMES: dict[Any, Rule] = {
     _CONV: convolution,
     _PADDED_BY_NAME: convolution,
     overload("conv_transpose3d", "input"): transposed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, Rule, replace, sizes_of
 from backquant.lower.qdq import is_dequantize
 from backquant.operators import named, overload
 
@@ -25,16 +25,15 @@ from backquant.operators import named, overload
 _IN_A_MODE = overload("pad")
 
 
-def cut(node: Any) -> None:
+def cut(node: Any, write: AtenCalls) -> Any:
     """What a negative size takes off is sliced off; then what others add is put on."""
     source, sizes, *more = node.args
     mode = more[0] if node.target is _IN_A_MODE and more else node.kwargs.get("mode")
     if mode not in (None, "constant") or not all(isinstance(size, int) for size in sizes):
-        return
+        return None
     if min(sizes, default=0) >= 0:
-        return
-    write, value = AtenCalls(node), source
-    rank = source.meta["val"].dim()
+        return None
+    value, rank = source, source.meta["val"].dim()
     for place in range(len(sizes) // 2):
         front, behind = (min(size, 0) for size in sizes[2 * place : 2 * place + 2])
         axis = rank - 1 - place
@@ -44,10 +43,10 @@ def cut(node: Any) -> None:
     rest = [max(size, 0) for size in sizes]
     if any(rest):
         value = write.call(node.target, value, rest, *more, **node.kwargs)
-    replace(node, value)
+    return value
 
 
-PADS: dict[Any, Callable[[Any], None]] = {
+PADS: dict[Any, Rule] = {
     overload("constant_pad_nd"): cut,
     _IN_A_MODE: cut,
 }
@@ -56,30 +55,29 @@ PADS: dict[Any, Callable[[Any], None]] = {
 __all__ = ["PARTS"]
 
 
-def one(node: Any) -> None:
+def one(node: Any, write: AtenCalls) -> Any:
     """``select``."""
     source, axis, index = node.args
     size = source.meta["val"].shape[axis]
-    if isinstance(index, int) and isinstance(size, int):
-        replace(node, _one_of(node, source, axis, index % size))
+    is_known = isinstance(index, int) and isinstance(size, int)
+    return _one_of(write, source, axis, index % size) if is_known else None
 
 
-def each(node: Any) -> None:
+def each(node: Any, _: AtenCalls) -> None:
     """``unbind``."""
     source, axis = (*node.args, 0)[:2]
     for item in list(node.users):
         if item.target is operator.getitem:
-            replace(item, _one_of(item, source, axis, item.args[1]))
+            replace(item, _one_of(AtenCalls(item), source, axis, item.args[1]))
     if not node.users:
         node.graph.erase_node(node)
 
 
-def _one_of(node: Any, source: Any, axis: int, index: int) -> Any:
-    write = AtenCalls(node)
-    return write.reshape(write.slice(source, axis, index, index + 1), sizes_of(node))
+def _one_of(write: AtenCalls, source: Any, axis: int, index: int) -> Any:
+    return write.reshape(write.slice(source, axis, index, index + 1), sizes_of(write.node))
 
 
-def pieces(node: Any) -> None:
+def pieces(node: Any, _: AtenCalls) -> None:
     """``split``, by a size or by sizes."""
     source = node.args[0]
     axis = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
@@ -98,7 +96,7 @@ def pieces(node: Any) -> None:
         node.graph.erase_node(node)
 
 
-PARTS: dict[Any, Callable[[Any], None]] = {
+PARTS: dict[Any, Rule] = {
     **dict.fromkeys(named("select").aten, one),
     **dict.fromkeys(named("unbind").aten, each),
     overload("split", "Tensor"): pieces,
@@ -118,7 +116,7 @@ _PLACES = {overload("argsort"), overload("argsort", "stable")}
 _SUM = overload("sum", "dim_IntList")
 
 
-def order(node: Any) -> None:
+def order(node: Any, write: AtenCalls) -> Any:
     """Rule 1, also for the places alone (``argsort``)."""
     source = node.args[0]
     names = ("stable", "dim", "descending")[node.target not in _THAT_MAY_BE_STABLE :]
@@ -126,19 +124,17 @@ def order(node: Any) -> None:
     axis, value = given.get("dim", -1), source.meta["val"]
     size = value.shape[axis] if value.dim() else None
     if given.get("stable") or not isinstance(size, int):
-        return
-    write = AtenCalls(node)
+        return None
     found = write.topk(source, size, axis, bool(given.get("descending", False)))
-    replace(node, write.call(operator.getitem, found, 1) if node.target in _PLACES else found)
+    return write.call(operator.getitem, found, 1) if node.target in _PLACES else found
 
 
-def count(node: Any) -> None:
+def count(node: Any, write: AtenCalls) -> Any:
     """Rule 2."""
     given: list[Any] = [*node.args, *(None, 100, 0, 0)[len(node.args) :]]
     source, bins, low, high = given
     if node.kwargs or low >= high or source.meta["val"].dtype is not torch.float32:
-        return
-    write = AtenCalls(node)
+        return None
     flat = write.reshape(source, [-1, 1])
     share = write.call(overload("div", "Tensor"), write.sub(flat, float(low)), float(high - low))
     places = write.floor(write.mul(share, float(bins)))
@@ -148,10 +144,10 @@ def count(node: Any) -> None:
     inside = write.call(overload("le", "Scalar"), flat, float(high))
     counted = write.call(overload("logical_and"), falls, inside)
     floats = write.call(overload("_to_copy"), counted, dtype=torch.float32)
-    replace(node, write.call(_SUM, floats, [0], False))
+    return write.call(_SUM, floats, [0], False)
 
 
-ORDERS: dict[Any, Callable[[Any], None]] = {
+ORDERS: dict[Any, Rule] = {
     **dict.fromkeys({overload("sort"), *_THAT_MAY_BE_STABLE, *_PLACES}, order),
     overload("histc"): count,
 }
@@ -165,22 +161,20 @@ ORDERS: dict[Any, Callable[[Any], None]] = {
 # exact arithmetic and without overflow for any ``x``, all of it stays inside.
 
 
-def _softplus(node: Any) -> None:
+def _softplus(node: Any, write: AtenCalls) -> Any:
     source, beta, _ = (*node.args, 1.0, 20.0)[: max(3, len(node.args))]
     beta = float(node.kwargs.get("beta", beta))
     if not source.meta["val"].is_floating_point() or beta <= 0:
-        return
-    write = AtenCalls(node)
+        return None
     scaled = source if beta == 1 else write.mul(source, beta)
     value = _written(write, scaled)
-    replace(node, value if beta == 1 else write.mul(value, 1 / beta))
+    return value if beta == 1 else write.mul(value, 1 / beta)
 
 
-def _mish(node: Any) -> None:
+def _mish(node: Any, write: AtenCalls) -> Any:
     [source] = node.args
-    if source.meta["val"].is_floating_point():
-        write = AtenCalls(node)
-        replace(node, write.mul(source, write.tanh(_written(write, source))))
+    is_float = source.meta["val"].is_floating_point()
+    return write.mul(source, write.tanh(_written(write, source))) if is_float else None
 
 
 def _written(write: AtenCalls, value: Any) -> Any:
@@ -188,7 +182,7 @@ def _written(write: AtenCalls, value: Any) -> Any:
     return write.add(write.relu(value), write.log(write.add(small, 1.0)))
 
 
-SOFTPLUS: dict[Any, Callable[[Any], None]] = {
+SOFTPLUS: dict[Any, Rule] = {
     overload("softplus"): _softplus,
     overload("mish"): _mish,
 }
@@ -232,7 +226,7 @@ _ONE, _BY_FACTORS = overload("upsample_bicubic2d"), overload("upsample_bicubic2d
 _MOST = 4096  # rows and columns: beyond, sixteen gathers are fewer operations
 
 
-def resize(node: Any) -> None:
+def resize(node: Any, write: AtenCalls) -> Any:
     """``upsample_bicubic2d``."""
     source, _, corners, *scales = node.args
     if node.target is _BY_FACTORS:
@@ -241,10 +235,9 @@ def resize(node: Any) -> None:
     before, after = source.meta["val"], node.meta["val"]
     sizes = [*before.shape[2:], *after.shape[2:]]
     if node.kwargs or before.dtype is not torch.float32:
-        return
+        return None
     if not all(isinstance(size, int) for size in sizes) or sum(sizes[:2]) > _MOST:
-        return
-    write = AtenCalls(node)
+        return None
 
     def matrix(old: int, new: int, scale: Any) -> Any:
         unit = write.reshape(write.call(overload("eye"), old), [1, 1, old, old])
@@ -254,10 +247,10 @@ def resize(node: Any) -> None:
     columns = write.linear(source, matrix(sizes[1], sizes[3], width))
     turned = write.permute(columns, [0, 1, 3, 2])
     rows = write.linear(turned, matrix(sizes[0], sizes[2], height))
-    replace(node, write.permute(rows, [0, 1, 3, 2]))
+    return write.permute(rows, [0, 1, 3, 2])
 
 
-RESIZES: dict[Any, Callable[[Any], None]] = {_ONE: resize, _BY_FACTORS: resize}
+RESIZES: dict[Any, Rule] = {_ONE: resize, _BY_FACTORS: resize}
 
 
 # Depthwise convolutions in float whose windows are too large for XNNPACK's kernels, as a sum of small ones.
@@ -272,19 +265,18 @@ MOST_TAPS = 25
 _SLICE = overload("slice")
 
 
-def split_depthwise(node: Any) -> None:
+def split_depthwise(node: Any, write: AtenCalls) -> Any:
     """Replace ``node``, a convolution of images, if it is such a one and all sizes are known."""
     given = (*node.args, *(None, [1, 1], [0, 0], [1, 1], 1)[len(node.args) - 2 :])
     source, weight, bias, stride, padding, dilation, groups = given
     image, kernel = source.meta["val"], weight.meta["val"]
     height, width = kernel.shape[-2:]
     if weight.op != "placeholder" or kernel.dtype is not torch.float32 or image.dim() != 4:
-        return
+        return None
     if groups < 2 or groups != image.shape[1] or height * width <= MOST_TAPS:
-        return
+        return None
     if not all(isinstance(size, int) for size in image.shape):
-        return
-    write = AtenCalls(node)
+        return None
     padded = source
     if any(padding):
         around = [padding[-1], padding[-1], padding[0], padding[0]]
@@ -301,7 +293,7 @@ def split_depthwise(node: Any) -> None:
             window = _cut(write, window, axis, start, end)
         own = bias if not parts else None
         parts.append(write.call(node.target, part, window, own, stride, [0, 0], dilation, groups))
-    replace(node, reduce(write.add, parts))
+    return reduce(write.add, parts)
 
 
 def _cut(write: AtenCalls, value: Any, axis: int, start: int, end: int) -> Any:
