@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch._prims_common import is_contiguous_or_false
 
-from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, before, replace, rewrite, sizes_of
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.graph.mutation import is_view
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
@@ -52,14 +52,7 @@ def made_fusible(program: Program) -> Program:
     for node in graph.find_nodes(op="call_function", target=overload("linear")):
         if is_dequantize(node.args[0]):
             _make_contiguous(_flatten_before(node))
-    for node in graph.find_nodes(op="call_function", target=overload("add")):
-        _subtract_views(node)
-    for node in graph.find_nodes(op="call_function", target=overload("add")):
-        _subtract_columns(node)
-    for node in graph.find_nodes(op="call_function", target=overload("add")):
-        _subtract_from_activations(node)
-    graph.eliminate_dead_code()
-    program.exported.graph_module.recompile()
+    rewrite(program.exported, {overload("add"): _as_difference})
     return Program(program.exported, origins_of_stacks(graph))
 
 
@@ -91,42 +84,39 @@ def _make_contiguous(linear: fx.Node) -> None:
     linear.replace_input_with(dequantize, before(linear, dequantize.target, (value, *qparams)))
 
 
-def _subtract_views(add: fx.Node) -> None:
-    """The second defect. ``a + b`` is ``a - (-b)``, bit for bit."""
-    for conv, other in (add.args, add.args[::-1]):
-        if getattr(conv, "target", None) not in _CONVOLUTIONS or not is_dequantize(other):
-            continue
-        integers: Any = cast("fx.Node", other).args[0]
-        value = integers.args[0] if integers.args and is_quantize(integers) else integers
-        if isinstance(value, fx.Node) and is_view(value) and not add.kwargs:
-            write = AtenCalls(add)
-            replace(add, write.sub(conv, write.neg(other)))
-            return
+def _as_difference(add: fx.Node, write: AtenCalls) -> Any:
+    """``a + b`` is ``a - (-b)``, bit for bit."""
+    pairs: Any = () if add.kwargs else (add.args, add.args[::-1])
+    for defect in (_adds_to_view, _adds_columns, _adds_to_activation):
+        for value, other in pairs:
+            if defect(value, other):
+                return write.sub(value, write.neg(other))
+    return None
 
 
-def _subtract_columns(add: fx.Node) -> None:
+def _adds_to_view(conv: Any, other: Any) -> bool:
+    """The second defect."""
+    if getattr(conv, "target", None) not in _CONVOLUTIONS or not is_dequantize(other):
+        return False
+    integers = other.args[0]
+    value = integers.args[0] if integers.args and is_quantize(integers) else integers
+    return isinstance(value, fx.Node) and is_view(value)
+
+
+def _adds_columns(linear: Any, other: Any) -> bool:
     """The third defect: what is added to a linear layer lies in memory column by column."""
-    pairs: Any = (add.args, add.args[::-1])
-    for linear, other in pairs:
-        if not _is_quantized_linear(linear) or not _can_be_negated(other) or add.kwargs:
-            continue
-        value = other.meta["val"]
-        if value.dim() > 1 and value.stride(-1) != 1:
-            write = AtenCalls(add)
-            replace(add, write.sub(linear, write.neg(other)))
-            return
+    if not _is_quantized_linear(linear) or not _can_be_negated(other):
+        return False
+    value = other.meta["val"]
+    return bool(value.dim() > 1 and value.stride(-1) != 1)
 
 
-def _subtract_from_activations(add: fx.Node) -> None:
+def _adds_to_activation(value: Any, other: Any) -> bool:
     """The fourth defect: something is added to an activation that a linear layer takes in."""
-    for value, other in (add.args, add.args[::-1]):
-        activation = _unreshaped(value)
-        if getattr(activation, "target", None) not in _TAKEN_IN or add.kwargs:
-            continue
-        if _is_quantized_linear(activation.args[0]) and _can_be_negated(other):
-            write = AtenCalls(add)
-            replace(add, write.sub(value, write.neg(other)))
-            return
+    activation = _unreshaped(value)
+    if getattr(activation, "target", None) not in _TAKEN_IN:
+        return False
+    return _is_quantized_linear(activation.args[0]) and _can_be_negated(other)
 
 
 def _can_be_negated(value: Any) -> bool:

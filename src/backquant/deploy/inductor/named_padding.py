@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx
-
-from backquant.deploy.edits import AtenCalls, replace
+from backquant.deploy.edits import AtenCalls, rewrite
 from backquant.deploy.program import Program
 from backquant.lower.qdq import is_dequantize
 from backquant.operators import overload, overloads
@@ -30,6 +28,7 @@ def number_paddings(program: Program) -> None:
     """Write the named paddings of ``program`` as numbers, in ``program`` itself; the values are the same.
 
     >>> import torch
+    >>> from torch import fx
     >>> from backquant.deploy.program import export_program
     >>> layer = fx.symbolic_trace(lambda x, weight: torch.conv1d(x, weight, padding="same"))
     >>> made = export_program(layer, (torch.zeros(1, 1, 4), torch.ones(1, 1, 2)), {}, None)
@@ -37,14 +36,10 @@ def number_paddings(program: Program) -> None:
     >>> [node.name for node in made.exported.graph.nodes]
     ['x', 'weight', 'constant_pad_nd_default', 'conv1d_default', 'output']
     """
-    for node in list(program.exported.graph.nodes):
-        if node.target in _CONVOLUTIONS:
-            _number(node)
-    program.exported.graph.eliminate_dead_code()
-    program.exported.graph_module.recompile()
+    rewrite(program.exported, dict.fromkeys(_CONVOLUTIONS, _number))
 
 
-def _number(conv: Any) -> None:
+def _number(conv: Any, write: AtenCalls) -> Any:
     given: tuple[Any, ...] = (*conv.args, *_DEFAULTS[len(conv.args) - 2 :])
     value, weight, bias, stride, padding, dilation, groups = given
     kernel = list(weight.meta["val"].shape[2:])
@@ -52,13 +47,10 @@ def _number(conv: Any) -> None:
     sums = [0 if padding == "valid" else r * (k - 1) for r, k in zip(rates, kernel, strict=True)]
     more = [total % 2 for total in sums]
     if any(more):
-        value = _longer(conv, value, more)
+        value = _longer(write, value, more)
     sizes = [total // 2 for total in sums]
     operator = _CONVOLUTIONS[conv.target]
-    made = AtenCalls(conv).call(
-        operator, value, weight, bias, _each(stride, kernel), sizes, rates, groups
-    )
-    replace(conv, made)
+    return write.call(operator, value, weight, bias, _each(stride, kernel), sizes, rates, groups)
 
 
 def _each(size: Any, kernel: list[int]) -> list[Any]:
@@ -66,9 +58,8 @@ def _each(size: Any, kernel: list[int]) -> list[Any]:
     return sizes * len(kernel) if len(sizes) == 1 else sizes
 
 
-def _longer(conv: fx.Node, value: Any, more: list[int]) -> Any:
+def _longer(write: AtenCalls, value: Any, more: list[int]) -> Any:
     """``value`` with ``more`` zeros behind each axis; of a dequantized one the integers have them."""
-    write = AtenCalls(conv)
     pads = [number for size in reversed(more) for number in (0, size)]
     if not is_dequantize(value):
         return write.constant_pad_nd(value, pads)

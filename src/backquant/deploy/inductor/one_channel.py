@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls
+from backquant.deploy.edits import AtenCalls, rewrite
 from backquant.deploy.program import Program
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize
 from backquant.operators import overloads
@@ -31,12 +31,12 @@ def with_two_channels(program: Program) -> None:
     ['conv2d']
     """
     widened: dict[Any, Any] = {}
-    for node in list(program.exported.graph.nodes):
-        if node.target in _CONVOLUTIONS and _is_meant(node):
-            for value in node.args[:2]:
-                node.replace_input_with(value, _widened(node, value, widened))
-    program.exported.graph.eliminate_dead_code()
-    program.exported.graph_module.recompile()
+
+    def widen(node: Any, write: AtenCalls) -> None:
+        for value in node.args[:2] if _is_meant(node) else ():
+            node.replace_input_with(value, _widened(write, value, widened))
+
+    rewrite(program.exported, dict.fromkeys(_CONVOLUTIONS, widen))
 
 
 def _is_meant(node: fx.Node) -> bool:
@@ -49,10 +49,9 @@ def _is_meant(node: fx.Node) -> bool:
     return bool(is_free and shape[1] == 1 and not in_groups)
 
 
-def _widened(node: fx.Node, dequantize: Any, widened: dict[Any, Any]) -> Any:
+def _widened(write: AtenCalls, dequantize: Any, widened: dict[Any, Any]) -> Any:
     """What ``dequantize`` gives, with a second channel of the integer zero."""
     integers, *qparams = dequantize.args
-    write = AtenCalls(node)
     if integers not in widened:
         behind = [0] * (2 * integers.meta["val"].dim() - 3)
         widened[integers] = write.constant_pad_nd(integers, [*behind[1:], 0, 1], 0)

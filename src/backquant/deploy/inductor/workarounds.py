@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls, before, replace
+from backquant.deploy.edits import AtenCalls, before, replace, rewrite
 from backquant.deploy.program import Program
 from backquant.graph import copied_graph
 from backquant.graph.requantize import register_quantized_decomposed
@@ -50,12 +51,7 @@ def with_height(program: Program) -> None:
     >>> [node.name for node in made.exported.graph.nodes if "conv" in node.name or "queeze" in node.name]
     ['unsqueeze_default', 'unsqueeze_default_1', 'conv2d_default', 'squeeze_dim']
     """
-    widened: dict[Any, Any] = {}
-    for node in list(program.exported.graph.nodes):
-        if node.target in _CONVOLUTIONS and _is_integer(node):
-            _widen(node, widened)
-    program.exported.graph.eliminate_dead_code()
-    program.exported.graph_module.recompile()
+    rewrite(program.exported, dict.fromkeys(_CONVOLUTIONS, partial(_widen, {})))
 
 
 def _is_integer(conv: fx.Node) -> bool:
@@ -64,20 +60,21 @@ def _is_integer(conv: fx.Node) -> bool:
     return batched and is_dequantize(value) and is_channel_dequantize(weight)
 
 
-def _widen(conv: Any, widened: dict[Any, Any]) -> None:
+def _widen(widened: dict[Any, Any], conv: Any, write: AtenCalls) -> None:
     """Integers are widened, and the height goes after what is fused with the convolution.
 
     ``widened``: those that are already, so that layers that share a weight share one of height 1, and
     ``made_fusible`` sees that they do.
     """
+    if not _is_integer(conv):
+        return
     given: tuple[Any, ...] = (*conv.args, *_DEFAULTS[len(conv.args) - 2 :])
     value, weight, bias, stride, padding, dilation, groups = given
     named = isinstance(padding, str)
     sizes = (_pair(stride, 1), padding if named else _pair(padding, 0), _pair(dilation, 1), groups)
     operator = overload("conv2d", "padding" if named else "default")
-    made = before(
-        conv, operator, (*(_widened(conv, read, widened) for read in (value, weight)), bias, *sizes)
-    )
+    read = (_widened(write, each, widened) for each in (value, weight))
+    made = write.call(operator, *read, bias, *sizes)
     last = conv
     while (user := _fused_reader(last)) is not None:
         made = before(user, user.target, (made, *user.args[1:]), **user.kwargs)
@@ -85,10 +82,9 @@ def _widen(conv: Any, widened: dict[Any, Any]) -> None:
     replace(last, AtenCalls(last).squeeze(made, -2))
 
 
-def _widened(conv: fx.Node, dequantize: Any, widened: dict[Any, Any]) -> Any:
+def _widened(write: AtenCalls, dequantize: Any, widened: dict[Any, Any]) -> Any:
     """What ``dequantize`` gives, of height 1: the integers are."""
     integers, *qparams = dequantize.args
-    write = AtenCalls(conv)
     if integers not in widened:
         widened[integers] = write.unsqueeze(integers, 2)
     return write.call(dequantize.target, widened[integers], *qparams)
@@ -130,13 +126,13 @@ def hold_zero(program: Program) -> None:
     ['amin_default', 'clamp_max_default', 'amax_default', 'clamp_min_default', 'stack_default']
     """
     register_quantized_decomposed()
-    target = torch.ops.quantized_decomposed.choose_qparams.tensor
-    graph = program.exported.graph
-    for node in graph.find_nodes(op="call_function", target=target):
-        write, value = AtenCalls(node), cast("fx.Node", node.args[0])
-        low, high = write.clamp_max(write.amin(value), 0), write.clamp_min(write.amax(value), 0)
-        node.replace_input_with(value, write.stack([low, high]))
-    program.exported.graph_module.recompile()
+    rewrite(program.exported, {torch.ops.quantized_decomposed.choose_qparams.tensor: _read_ends})
+
+
+def _read_ends(node: Any, write: AtenCalls) -> None:
+    value = node.args[0]
+    low, high = write.clamp_max(write.amin(value), 0), write.clamp_min(write.amax(value), 0)
+    node.replace_input_with(value, write.stack([low, high]))
 
 
 # Max pooling in ceil mode, which Inductor's integer max pooling reads as floor mode.
@@ -165,19 +161,14 @@ def keep_ceil_mode(program: Program) -> None:
     >>> [node.name for node in made.exported.graph.nodes]
     ['q', 'dequantize_per_tensor', 'clamp_min_default', 'max_pool2d', 'output']
     """
-    graph = program.exported.graph
-    for node in graph.find_nodes(op="call_function", target=overload("max_pool2d")):
-        value = node.args[0]
-        if not (_in_ceil_mode(node) and isinstance(value, fx.Node) and is_dequantize(value)):
-            continue
+    rewrite(program.exported, {overload("max_pool2d"): _pool_bounded})
+
+
+def _pool_bounded(node: Any, write: AtenCalls) -> None:
+    value = node.args[0]
+    if len(node.args) > _CEIL_MODE and node.args[_CEIL_MODE] and is_dequantize(value):
         _, scale, zero_point, low, _, _ = value.args
-        least = (low - zero_point - 1) * scale  # type: ignore[operator]
-        node.replace_input_with(value, AtenCalls(node).clamp_min(value, least))
-    program.exported.graph_module.recompile()
-
-
-def _in_ceil_mode(node: fx.Node) -> bool:
-    return len(node.args) > _CEIL_MODE and bool(node.args[_CEIL_MODE])
+        node.replace_input_with(value, write.clamp_min(value, (low - zero_point - 1) * scale))
 
 
 # Dequantize nodes that Inductor keeps apart.
