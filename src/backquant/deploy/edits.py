@@ -78,7 +78,7 @@ def rewrite(program: ExportedProgram, rules: Mapping[Any, Rule]) -> None:
     >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
     >>> rewrite(program, {overload("relu"): lambda node, write: write.clamp_min(node.args[0], 0)})
     >>> [node.name for node in program.graph.nodes]
-    ['x', 'clamp_min_default', 'output']
+    ['input', 'clamp_min_default', 'output']
     """
     for node in list(program.graph.nodes):
         rule = rules.get(node.target) if node.op == "call_function" else None
