@@ -169,3 +169,11 @@ def _check_rebuilt(module: nn.Module, x: torch.Tensor, decomposed: bool = False)
         )
         for name, tensor in module.named_parameters():
             assert built.get_parameter(name).data_ptr() == tensor.data_ptr()
+
+
+def test_elu_keeps_its_factors() -> None:
+    """``F.elu`` has no factors of the input and of the result."""
+    call = AtenSpeller().call(torch.ops.aten.elu.default, (1, 0.5, 2.0, 3.0), {})
+    assert call is not None and call.args == (1, 0.5, 2.0, 3.0)
+    plain = AtenSpeller().call(torch.ops.aten.elu.default, (1, 0.5), {})
+    assert plain is not None and plain.target is F.elu

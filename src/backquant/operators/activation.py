@@ -44,8 +44,10 @@ def _hardtanh_module(_: Any, low: float = -1.0, high: float = 1.0) -> nn.Module:
     return nn.ReLU6() if (low, high) == (0.0, 6.0) else nn.Hardtanh(low, high)
 
 
-def _elu_call(x: Any, alpha: float = 1.0, *_: Any) -> Call:
-    return function_call(F.elu, x, alpha)
+def _elu_call(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Call:
+    if (scale, input_scale) == (1, 1):
+        return function_call(F.elu, x, alpha)
+    return function_call(_aten.elu.default, x, alpha, scale, input_scale)
 
 
 def _gelu_module(_: Any, approximate: str = "none") -> nn.Module:
