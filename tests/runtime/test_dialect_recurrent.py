@@ -94,3 +94,13 @@ def test_in_eager_mode_quantized_tensors_pass_through_it() -> None:
     prepared = prepare(model)
     prepared(x)
     assert (convert(prepared)(x) - model(x)).abs().max() < 0.05
+
+
+def test_a_dynamic_layer_that_is_called_twice_is_no_lstm() -> None:
+    from backquant.ao.quantization import default_dynamic_qconfig
+
+    layer, x = nn.Sequential(nn.Linear(5, 5), nn.ReLU()), torch.randn(5, 5)
+    prepared = prepare_fx(nn.Sequential(layer, layer).eval(), {"": default_dynamic_qconfig}, (x,))
+    model = convert_fx(prepared)
+    assert len([node for node in model.graph.nodes if node.op == "call_module"]) == 2
+    assert torch.equal(model(x), model._literally(x))

@@ -289,7 +289,7 @@ class _Dialect:
 
     def _recurrent(self, node: fx.Node) -> None:
         """A static LSTM; what it gives has the scales that were measured, or those of its last layer."""
-        module = self._called(node)
+        module = None if str(node.target) in self.values else self._called(node)
         sources = {value: self._integers(value) for value in node.all_input_nodes}
         if type(module) is not LSTM or None in sources.values():
             return
