@@ -16,14 +16,7 @@ from backquant.operators import moves_values
 from backquant.prepare import SiteTable
 from backquant.report.rows import ObserverRow
 
-_NO_OPERATOR = (
-    getattr,
-    operator.getitem,
-    operator.neg,
-    torch.neg,
-    "neg",
-    torch.ops.aten.neg.default,
-)
+_NO_OPERATOR = (getattr, operator.getitem, operator.neg, torch.neg, "neg")
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,8 @@ def _moves(node: fx.Node, module: fx.GraphModule) -> bool:
     """Whether a node is bookkeeping: it gives values of its inputs, or their negatives."""
     if node.op == "call_module":
         return moves_values(type(module.get_submodule(str(node.target))))
-    return node.target in _NO_OPERATOR or moves_values(node.target)
+    known = node.target in _NO_OPERATOR or getattr(node.target, "_opname", "") == "neg"
+    return known or moves_values(node.target)
 
 
 def _inputs(node: fx.Node, operators: Collection[str]) -> tuple[str, ...]:
