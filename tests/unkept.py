@@ -34,8 +34,7 @@ SYMMETRIC = ("tensorrt",)
 _TAILS = tuple((F.linear, tail) for tail in (nn.LeakyReLU, F.leaky_relu, nn.Tanh, torch.tanh))
 #: Uses that a kernel does not take, by the name of the operator: ours have a condition there.
 CONDITIONS = {
-    **{name: {"PReLU", "ConvTranspose2d", "conv_transpose2d"} for name in _ENGINES},
-    "qnnpack": {"PReLU"},
+    name: {"ConvTranspose2d", "conv_transpose2d"} for name in _ENGINES if name != "qnnpack"
 }
 
 

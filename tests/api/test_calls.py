@@ -82,7 +82,7 @@ def test_the_report_has_accuracy_and_the_users_metric() -> None:
     assert figures.data == "on the last calibration batch"
     assert figures.sqnr is not None and figures.sqnr > 20
     assert (figures.metric, figures.float_metric) == (4.0, 4.0)
-    assert "metric 4, float 4; SQNR" in str(made.report)
+    assert "metric    4 (float 4)" in str(made.report)
 
 
 def test_a_model_mostly_in_float_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from backquant.qconfig import QConfigMapping, float_qparams_weight_only_qconfig_
 
 CHILD = r"""
 import sys
+sys.path.append("tests")
 import torch, backquant
 import backquant.backend_config, backquant.lower, backquant.runtime
 

@@ -61,6 +61,16 @@ _fx_trace: Callable[[], Any] = (
 )
 
 
+def is_exporting() -> bool:
+    """``torch.compiler.is_exporting()`` as TorchDynamo can read it: that knows functions by their identity,
+    and not this one where its table was made while a capture had replaced it.
+
+    >>> is_exporting()
+    False
+    """
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
 def dispatch_modes() -> int:
     """How many dispatch modes see each operator.
 

@@ -17,7 +17,7 @@ from backquant.dtypes import QParams
 from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
-from backquant.graph.interception import stand_ins
+from backquant.graph.interception import is_exporting, stand_ins
 from backquant.lower.engine import engine_here
 from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.engine_setting import running
@@ -211,10 +211,10 @@ class QuantizedModel(Checkpointed, FastCallModule):
         ``ArtifactError`` where it cannot although they are like the example that its file names."""
         if torch.compiler.is_dynamo_compiling():
             if self.record.engine is not None:
-                if torch.compiler.is_exporting():
+                if is_exporting():
                     refuse_export()
                 return _uncompiled(self, args, kwargs)
-            if torch.compiler.is_exporting():
+            if is_exporting():
                 refuse_strict_export()
             return self._called(args, kwargs)
         if stand_ins():
