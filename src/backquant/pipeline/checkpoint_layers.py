@@ -93,27 +93,24 @@ class PlannedLayers:
                 where=str(self.source.files.files[f"{path}{_WEIGHT}"]),
                 fix=f'leave it in float: weights={{"": ..., "{path}": None}}; or copy the file again',
             )
-        qparams = self._qparams(path, weight)
+        scheme = self.schemes[path]
+        unit = self._unit(path) if scheme.scale_dtype is torch.float8_e4m3fn else None
+        qparams = self._qparams(path, weight, unit)
         kind = self.kinds[path]
         rows, columns = weight.shape
         shell: Any = _float_module(kind, rows, columns)
         shell.weight = nn.Parameter(weight, requires_grad=False)
         made: nn.Module = _REFERENCE[kind].from_float(shell, qparams)  # type: ignore[attr-defined]
-        scheme = self.schemes[path]
-        layer = layer_of(path, made, scheme.activation, scheme.scale_dtype)
-        return layer if layer.unit is None else replace(layer, unit=self._unit(path))
+        return replace(layer_of(path, made, scheme.activation, scheme.scale_dtype), unit=unit)
 
-    def _qparams(self, path: str, weight: Tensor) -> dict[str, Any]:
+    def _qparams(self, path: str, weight: Tensor, unit: Tensor | None) -> dict[str, Any]:
         observer = self.qconfigs[path].weight()
         observer(weight)
         demand = self.described[path].weight_dtype_with_constraints
         found = qparam_dict(observer)
-        if demand.scale_dtype is torch.float8_e4m3fn:
-            high = float(found["quant_max"])
-            scale = stored_scale(
-                found["scale"].double(), demand.scale_dtype, high, self._unit(path)
-            )
-            return {**found, "scale": scale.float()}
+        if unit is not None:
+            high, scale = float(found["quant_max"]), found["scale"].double()
+            return {**found, "scale": stored_scale(scale, demand.scale_dtype, high, unit).float()}
         dtype = demand.scale_dtype if demand.scale_dtype in FLOAT8_SCALES else self.scale_dtype
         return produced_dict(found, replace(demand, scale_dtype=dtype))
 
