@@ -121,8 +121,9 @@ class PlannedLayers:
         paths = [f"{parent}.{other}".lstrip(".") for other in together]
         same = [p for p in paths if str(self.schemes.get(p)) == str(self.schemes[path])]
         largest = max(float(self.source.read(f"{p}{_WEIGHT}").abs().max()) for p in same)
-        high = self.schemes[path].row.high
-        return unit_of(torch.tensor(largest, dtype=torch.float64) / high)
+        # no scale of an observer is below its eps, that of a weight of zeros least of all
+        scale = max(largest / self.schemes[path].row.high, torch.finfo(torch.float32).eps)
+        return unit_of(torch.tensor(scale, dtype=torch.float64))
 
 
 def planned_layers(

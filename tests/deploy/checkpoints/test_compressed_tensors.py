@@ -183,6 +183,20 @@ def test_layers_that_servers_compute_as_one_share_the_scale_of_scales(tmp_path: 
 
 
 @pytest.mark.parametrize("weights", BLOCKS)
+def test_weights_that_are_all_zero(weights: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source, place = folder_of("llama", tmp_path), tmp_path / "out"
+    name = "model.layers.0.self_attn.o_proj"
+    tensors = load_file(source / "model.safetensors")
+    tensors[f"{name}.weight"] = torch.zeros_like(tensors[f"{name}.weight"])
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    backquant.quantize_checkpoint(source, place, to="compressed-tensors", weights=weights)
+    layer = backquant.load_checkpoint(place).layer(name)
+    assert not bool(layer.dequantized().any()) and bool(layer.scale.isfinite().all())
+
+
+@pytest.mark.parametrize("weights", BLOCKS)
 def test_blocks_of_a_quantized_model(weights: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
