@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backquant.deploy.litert.layouts import Layout, is_free, logical, plain, stored
+from backquant.deploy.litert.layouts import Layout, is_free, plain, stored
 from backquant.deploy.litert.lowered_values import Constant, Value, constant_tensor
 from backquant.deploy.litert.network import Network, Operation, Scales, Tensor
 
@@ -178,8 +178,3 @@ def quantized_constant(constant: Constant, scales: Scales | None, dtype: str) ->
     made = constant_tensor(constant.name, np.asarray(data))
     made.scales = scales
     return made
-
-
-def signature_in(value: Value) -> tuple[int, ...]:
-    """The signature in PyTorch's order."""
-    return logical(value.tensor.signature, value.layout)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from backquant.deploy.litert.layouts import Layout, logical, plain
+from backquant.deploy.litert.layouts import Layout, logical
 from backquant.deploy.litert.network import Array, Scales, Tensor
 from backquant.errors import ExportError
 
@@ -141,8 +141,3 @@ def _tensor(node: fx.Node) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise ExportError(f"{node.name} is no tensor", where="export")
     return value
-
-
-def plain_value(tensor: Tensor) -> Value:
-    """A value in PyTorch's order."""
-    return Value(tensor, plain(len(tensor.shape)))
