@@ -26,8 +26,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import backquant
-from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.record import Call, Recording, known_constants, record
+from backquant.runtime.replay.shortened import pass_on
 from benchmarks.machine import machine
 from benchmarks.models import MODELS, build
 

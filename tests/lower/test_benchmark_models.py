@@ -14,7 +14,7 @@ from benchmarks.models import MODELS, build
 import backquant
 from against_torch.kernels import check_kernels
 from backquant.api import one_call
-from backquant.runtime.compiled.graph import compilable
+from backquant.runtime.compiled.modules import compilable
 
 # Kernels at the least, that the check must have reached.
 KERNELS = {

@@ -26,7 +26,7 @@ ALLOWED = {
     "lower/kernels/lowbit.py": "the kernel that runs: PyTorch's products with packed weights",
     "lower/kernels/pooling.py": "the kernel that runs: PyTorch's pooling of quantized volumes",
     "lower/kernels/views.py": "what gives a tensor the memory of another one",
-    "runtime/replay/kinds.py": "how recorded calls set storages, no operators of models",
+    "runtime/replay/record.py": "how recorded calls set storages, no operators of models",
 }
 
 

@@ -6,7 +6,7 @@ import torch
 
 from backquant.errors import ArtifactError, EngineError, InputError
 from backquant.graph.example_spec import ExampleSpec
-from backquant.runtime.failed_call import failed_call
+from backquant.runtime.unlowered import failed_call
 
 ERROR = RuntimeError("mat1 and mat2 shapes cannot be multiplied\nmore")
 EXAMPLE = ExampleSpec.of((torch.rand(2, 3), {"mask": torch.ones(2)}))

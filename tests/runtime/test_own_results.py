@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 import backquant
-from backquant.runtime.own_results import returned_tensors
+from backquant.runtime.boundary import returned_tensors
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import Recording, record
 

@@ -15,7 +15,7 @@ from backquant.match.plan import Plan
 from backquant.nn.quantized import reference as nnqr
 from backquant.qconfig import QConfigMapping
 from backquant.runtime import LoweredRecord, QuantizedModel
-from backquant.runtime.as_integers import as_integers
+from backquant.runtime.boundary import as_integers
 
 
 def recorded(**more):

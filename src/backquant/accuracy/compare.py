@@ -28,9 +28,8 @@ from backquant.lower.kernels.boundary import quantize, requantize
 from backquant.lower.kernels.engine_setting import running
 from backquant.operators.joined_outputs import JoinedOutput, joined_outputs
 from backquant.runtime import QuantizedModel
-from backquant.runtime.as_integers import as_integers
-from backquant.runtime.input_guard import quantized_inputs
-from backquant.runtime.kernel_qparams import kernel_qparams
+from backquant.runtime.boundary import as_integers, quantized_inputs
+from backquant.runtime.kernel_facts import kernel_qparams
 
 
 def compared(

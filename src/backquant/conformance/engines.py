@@ -39,7 +39,7 @@ from backquant.errors import BackquantError, EngineError, did_you_mean
 from backquant.graph.silence import without_warnings
 from backquant.lower import list_engines
 from backquant.pipeline.lower import quantized_model
-from backquant.runtime.compiled.graph import compilable
+from backquant.runtime.compiled.modules import compilable
 from backquant.runtime.compiled.program import CompiledProgram, compile_graph
 from backquant.version import __version__
 

@@ -33,7 +33,7 @@ from backquant.match import Plan
 from backquant.operators import overload
 from backquant.prepare import Record
 from backquant.runtime import QuantizedModel
-from backquant.runtime.as_integers import integer_arguments
+from backquant.runtime.boundary import integer_arguments
 
 
 def export_job(reference: ReferenceModel, target: Target, args: tuple[Any, ...]) -> ExportJob:

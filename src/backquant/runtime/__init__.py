@@ -8,9 +8,8 @@ what one does not take, it hands to the one before it (``Executor``).
 
 from __future__ import annotations
 
-from backquant.runtime.audit import Audit, audit
-from backquant.runtime.executor import Executor
+from backquant.runtime.kernel_facts import Audit, audit
 from backquant.runtime.quantized_model import CompiledModel, QuantizedModel
-from backquant.runtime.record import LoweredRecord
+from backquant.runtime.record import Executor, LoweredRecord
 
 __all__ = ["Audit", "CompiledModel", "Executor", "LoweredRecord", "QuantizedModel", "audit"]

@@ -39,24 +39,26 @@ from backquant.nn.quantized.quantize_dequantize import QuantizeDequantize
 from backquant.nn.quantized.scaled import Scaled, limited
 from backquant.operators import moves_values
 from backquant.runtime.checkpointed import Origin
-from backquant.runtime.dialect_calls import (
+from backquant.runtime.dialect_operators import (
     BINARY,
     RANGES,
+    TENSORS,
     Call,
     Numbers,
-    function_call,
-    measures_as_kernels,
-    number_call,
-)
-from backquant.runtime.dialect_kernels import (
+    PackedWeight,
     dynamic_call,
     dynamic_layer,
     dynamic_module,
     embedding,
+    function_call,
+    functional_name,
     kernels_by_node,
+    measures_as_kernels,
+    number_call,
+    packed_weight,
+    put_together,
+    results_of,
 )
-from backquant.runtime.dialect_recurrent import TENSORS, put_together, results_of
-from backquant.runtime.packed_weights import PackedWeight, functional_name, packed_weight
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.unchanged import Part
 

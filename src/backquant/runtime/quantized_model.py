@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -14,7 +16,8 @@ from torch.utils._pytree import tree_map
 
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import QParams
-from backquant.errors import UsageError
+from backquant.errors import ArtifactError, UsageError
+from backquant.graph.call_table import CallTableModule
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
 from backquant.graph.interception import is_exporting, stand_ins
@@ -23,12 +26,19 @@ from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
-from backquant.runtime.as_integers import as_quantized, integer_arguments, plain
-from backquant.runtime.audit import Audit, audit
+from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
+from backquant.runtime.boundary import (
+    as_quantized,
+    check_finite,
+    check_storages,
+    integer_arguments,
+    plain,
+    quantized_inputs,
+    returned_tensors,
+    with_own_memory,
+)
 from backquant.runtime.checkpointed import Checkpointed, Origin, adopt
 from backquant.runtime.dialect import shown_of
-from backquant.runtime.executor import Executor
-from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
 from backquant.runtime.interpreted import (
     Interpreted,
     check_not_traced,
@@ -36,10 +46,8 @@ from backquant.runtime.interpreted import (
     refuse_strict_export,
     traced,
 )
-from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
-from backquant.runtime.own_results import returned_tensors, with_own_memory
-from backquant.runtime.pickling import pickled, unpickled
-from backquant.runtime.record import LoweredRecord
+from backquant.runtime.kernel_facts import Audit, KernelQParams, audit, qparams_by_name
+from backquant.runtime.record import Executor, LoweredRecord
 from backquant.runtime.replay import Replays
 from backquant.runtime.unchanged import fingerprint
 from backquant.runtime.unlowered import FastCallModule, calls_little, raise_told, without_gradients
@@ -48,6 +56,63 @@ from backquant.uncompiled import uncompiled
 if TYPE_CHECKING:
     from backquant.runtime.compiled import Compilation
     from backquant.runtime.compiled.program import CompiledProgram
+
+
+# Pickling of lowered models: nodes with their names, operators and functions by name.
+#
+# ``backquant.save`` writes a file that holds no pickle; this is for what pickles whole models (copies
+# between processes, ``torch.save``).
+
+
+_GRAPH = "graph_module"
+_SHOWN = "_shown"
+# Attributes that a graph module generates from its graph.
+_OWN = frozenset({"_graph", "_code", "_tracer_cls", "_tracer_extras", "shape_env"})
+
+
+def pickled(state: Mapping[str, Any]) -> bytes:
+    """The state of a module with a ``graph_module`` as bytes.
+
+    Raises ArtifactError when it holds what ``pickle`` cannot store, such as a fuser that is a lambda.
+
+    >>> import torch
+    >>> state, root, rows = load(pickled({"graph_module": torch.fx.symbolic_trace(nn.ReLU())}))
+    >>> [row[3] for row in rows]
+    ['input_1', 'relu', 'output']
+    """
+    rest = dict(state)
+    graph_module: Any = rest.pop(_GRAPH)
+    root = {name: value for name, value in graph_module.__dict__.items() if name not in _OWN}
+    if _SHOWN in rest:
+        shown = rest[_SHOWN]
+        rest[_SHOWN] = {**shown, "_graph": graph_rows(shown["_graph"])}
+    try:
+        return dump((rest, root, graph_rows(graph_module.graph)))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ArtifactError(
+            f"the model holds something that pickle cannot store: {error}",
+            where="pickle of a QuantizedModel",
+            fix='backquant.save(quantized, "model.bq"), and backquant.load("model.bq")',
+        ) from error
+
+
+def unpickled(stored: bytes) -> dict[str, Any]:
+    """The inverse of ``pickled``. As with any pickle, load only what you trust.
+
+    >>> import torch
+    >>> again = unpickled(pickled({"graph_module": torch.fx.symbolic_trace(nn.ReLU())}))["graph_module"]
+    >>> again(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+    state, body, rows = load(stored)
+    root = nn.Module()
+    root.__dict__.update({name: value for name, value in body.items() if name != "meta"})
+    graph_module = CallTableModule(root, graph_from_rows(rows))
+    graph_module.meta.update(body.get("meta", {}))
+    graph_module.train(root.training)
+    if _SHOWN in state:
+        state[_SHOWN]["_graph"] = graph_from_rows(state[_SHOWN]["_graph"])
+    return {**state, _GRAPH: graph_module}
 
 
 class QuantizedModel(Checkpointed, FastCallModule):

@@ -1,9 +1,9 @@
-"""The record of a lowered model: the one that its reference model had, and what the lowering did."""
+"""The protocol of what runs a lowered graph."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from backquant.graph.export import Interface
 from backquant.lower.engine_info import EngineInfo
@@ -11,6 +11,22 @@ from backquant.lower.rule import KernelUse
 from backquant.match.plan import Reason
 from backquant.prepare import Record
 from backquant.qconfig import QConfigMapping
+
+
+class Executor(Protocol):
+    """Runs a lowered graph on the model's arguments, and gives what the interpreted graph gives for them.
+
+    >>> import torch
+    >>> from backquant.runtime.replay import Replays
+    >>> executor: Executor = Replays(torch.nn.ReLU())
+    >>> executor(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+# The record of a lowered model: the one that its reference model had, and what the lowering did.
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import backquant
 from backquant.deploy.inductor import TARGET
 from backquant.deploy.program import quiet
 from backquant.errors import EngineError, ExportError
-from backquant.runtime.compiled.compiler import check_compiler
+from backquant.runtime.compiled.inductor import check_compiler
 from experts import Experts
 
 FAST = {"inductor_configs": {"aot_inductor.compile_wrapper_opt_level": "O0"}}

@@ -15,7 +15,7 @@ from backquant.errors import EngineError
 from backquant.lower.kernels.configured import KernelModule
 from backquant.qconfig import float_qparams_weight_only_qconfig
 from backquant.runtime.compiled.as_run import AsItRuns, calls_as_they_run
-from backquant.runtime.compiled.graph import compilable
+from backquant.runtime.compiled.modules import compilable
 
 
 class Within(nn.Module):

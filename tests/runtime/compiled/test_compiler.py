@@ -8,7 +8,7 @@ import pytest
 
 from backquant.errors import EngineError
 from backquant.native.build import find_compiler
-from backquant.runtime.compiled.compiler import check_compiler
+from backquant.runtime.compiled.inductor import check_compiler
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

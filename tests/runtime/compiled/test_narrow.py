@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import backquant
 from backquant.errors import EngineError, UsageError
-from backquant.runtime.compiled.graph import compilable
+from backquant.runtime.compiled.modules import compilable
 from backquant.runtime.compiled.operators import check_float_dtype
 
 

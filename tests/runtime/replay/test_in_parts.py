@@ -14,9 +14,8 @@ import backquant
 from backquant.operators.samples import Mixed
 from backquant.runtime.replay import Replays
 from backquant.runtime.replay.in_parts import Called, InParts, in_parts
-from backquant.runtime.replay.kinds import Arguments
 from backquant.runtime.replay.program import Program
-from backquant.runtime.replay.record import Recording, known_constants, record
+from backquant.runtime.replay.record import Arguments, Recording, known_constants, record
 from backquant.runtime.replay.replays import Fastest
 from backquant.runtime.replay.shortened import shortened
 

@@ -37,7 +37,7 @@ from backquant.graph.grouped import grouped_linear
 from backquant.match.plan import Reason
 from backquant.operators.windows import cut_windows
 from backquant.reason_codes import ReasonCode
-from backquant.runtime.compiled.compiler import check_compiler
+from backquant.runtime.compiled.inductor import check_compiler
 
 __all__ = ["TARGET", "InductorTarget"]
 

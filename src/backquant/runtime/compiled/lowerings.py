@@ -1,13 +1,11 @@
-"""What Inductor makes of ``backquant::convolution`` and ``backquant::linear``.
-
-Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``; ``tiles.h`` where it has AMX, too).
-Elsewhere, and for convolutions of one or three dimensions or in groups of other than 4, 8 or 16 channels:
-oneDNN's. Weights must be constants of the graph (freezing), and are packed here.
-"""
+"""What Inductor makes of the operators in ``images``: calls of the kernels in ``images.h``."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ from backquant.errors import EngineError
 from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding, rounds_within
-from backquant.native.epilogue import Result, epilogue, has_tiles
+from backquant.native import SOURCES
+from backquant.native.epilogue import Result, epilogue, has_kernels, has_tiles
 from backquant.native.packing import (
     TAPS,
     Blocks,
@@ -34,23 +33,212 @@ from backquant.native.packing import (
     tap_step,
 )
 from backquant.operators import overload
-from backquant.runtime.compiled.image_lowerings import register_images
+from backquant.runtime.compiled import images
 from backquant.runtime.compiled.images import CHANNELS_LAST, hint, is_known, laid_out, value_of
 from backquant.runtime.compiled.inductor import (
+    CppTemplate,
+    V,
     constant_pad_nd,
+    ir,
     lowerings,
     register_lowering,
     view,
 )
 from backquant.runtime.compiled.operators import convolution, linear, output_size
-from backquant.runtime.compiled.template import (
-    GROUPED,
-    HEADER,
-    TILES,
-    KernelCall,
-    constant,
-    kernel_node,
-)
+
+# A call of one of our kernels as a node of Inductor's graph.
+#
+# The node's code includes ``kernels.h`` or a header beside it and calls one of its templates with all sizes
+# as literals; only the batch may be symbolic. Nothing is fused into it: its epilogue is complete.
+
+
+HEADER = SOURCES / "kernels.h"
+GROUPED = SOURCES / "grouped.h"
+IMAGES = SOURCES / "images.h"
+TILES = SOURCES / "tiles.h"
+ATTENTION = SOURCES / "attention.h"
+_LANES = tuple(SOURCES / name for name in ("lanes.h", "lanes_x86.h", "lanes_arm.h"))
+_INCLUDED = (*_LANES, HEADER, GROUPED, IMAGES, TILES, ATTENTION)
+# the lane count and the order for which weights were packed; see lanes.h
+_PACKED_FOR = "static_assert(backquant::LANES == 16 && backquant::ORDER == BACKQUANT_BYTES);"
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """``body``: C++ between the braces; it reads the arguments by name, writes ``out``, and reads the
+    number of images (rows of a linear layer) as ``count``. ``header``: what it includes."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    body: str
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    count: Any
+    header: Path = HEADER
+
+
+@cache
+def _digest() -> str:
+    """A digest of all headers: code compiled from others must not be found in Inductor's cache."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in _INCLUDED)).hexdigest()[:16]
+
+
+class _Template(CppTemplate):
+    """Renders a ``KernelCall``."""
+
+    def __init__(self, call: KernelCall, nodes: Mapping[str, Any], layout: Any) -> None:
+        threads = torch.get_num_threads()
+        super().__init__(f"backquant_{call.name}", list(nodes.values()), layout, threads)
+        self.call, self.nodes = call, dict(nodes)
+
+    def render(  # type: ignore[override]
+        self,
+        kernel: Any,
+        template_buffer_node: Any = None,
+        epilogue_nodes: Any = None,
+        **ignored: Any,  # noqa: ARG002 - Inductor's protocol
+    ) -> str:
+        assert not epilogue_nodes, "nothing can be fused behind a kernel of ours"
+        out = self.output_node if template_buffer_node is None else template_buffer_node
+        names: dict[str, str] = {}  # the same input may be passed twice
+        inputs: dict[str, Any] = {}
+        for name, node in self.nodes.items():
+            known = names.setdefault(node.get_name(), name)
+            if known == name:
+                inputs[name] = node
+        again = [
+            f"const auto* {name} = {names[node.get_name()]};"
+            for name, node in self.nodes.items()
+            if name not in inputs
+        ]
+        free = [self.call.count] if hasattr(self.call.count, "free_symbols") else []
+        declared = kernel.def_kernel(inputs=inputs, outputs={"out": out}, extra_sizevars=free)
+        count = kernel.rename_indexing(self.call.count)
+        threads = "#define BACKQUANT_THREADS 1\n" if self.num_threads > 1 else ""
+        lines = (
+            kernel.maybe_codegen_profile(),
+            *again,
+            f"const int64_t count = {count};",
+            self.call.body,
+        )
+        body = "\n  ".join(lines)
+        return (
+            f"// kernels of backquant {_digest()}\n{self.header().getvalue()}\n"
+            f'#ifndef BACKQUANT_THREADS\n{threads}#endif\n#include "{self.call.header}"\n{_PACKED_FOR}\n'
+            f'extern "C" {declared}\n{{\n  {body}\n}}\n'
+        )
+
+
+def constant(values: torch.Tensor, name: str) -> Any:
+    """A tensor that the compiled code carries along. Its name is none of the model's own: PyTorch loads what
+    is called like a buffer of the model from that buffer."""
+    return V.graph.add_tensor_constant(values.contiguous(), name=f"backquant_kernel_{name}")
+
+
+def _buffer(value: Any) -> Any:
+    while isinstance(value, (ir.TensorBox, ir.StorageBox)):
+        value = value.data
+    return value.unwrap_view() if isinstance(value, ir.ReinterpretView) else value
+
+
+def kernel_node(call: KernelCall) -> Any:
+    """The result of ``call`` in the graph that Inductor is lowering."""
+    nodes = {name: _buffer(value) for name, value in call.arguments.items()}
+    layout = ir.FixedLayout(torch.device("cpu"), call.dtype, list(call.size), list(call.stride))
+    made = _Template(call, nodes, layout).generate().output_node()
+    made.data.data.allow_epilogue_fusion = False
+    return made
+
+
+def _call(name: str, arguments: dict[str, Any], body: str, size: Sequence[Any]) -> Any:
+    n, c, h, w = size
+    stride = (c * h * w, 1, c * w, c)
+    return kernel_node(
+        KernelCall(name, arguments, body, (n, c, h, w), stride, torch.uint8, n, IMAGES)
+    )
+
+
+def _lower_image(x: Any, scale: float, zero_point: int) -> Any:
+    n, c, h, w = x.get_size()
+    if not (has_kernels() and c == 3 and is_known(h, w)):
+        quantize = lowerings[torch.ops.quantized_decomposed.quantize_per_tensor.default]
+        return quantize(x, scale, zero_point, 0, 255, torch.uint8)
+    arguments = {"x": laid_out(x, (0, 1, 2, 3))}
+    numbers = f"{1.0 / scale!r}f, {float(zero_point)}f"
+    body = f"backquant::quantize3(x, count, {h * w}, {numbers}, out);"
+    return _call("image", arguments, body, (n, c, h, w))
+
+
+def _join(
+    parts: Sequence[Any], scale: torch.Tensor, shift: torch.Tensor, low: int, high: int
+) -> Any:
+    n, _, h, w = parts[0].get_size()
+    sizes = [int(x.get_size()[1]) for x in parts]
+    arguments = {f"x{i}": laid_out(x, CHANNELS_LAST) for i, x in enumerate(parts)}
+    arguments["scale"] = constant(by_channel(scale), "scale")
+    arguments["shift"] = constant(by_channel(shift), "shift")
+    listed = ", ".join(f"{{x{i}, {size}, {size}}}" for i, size in enumerate(sizes))
+    sums = f"{len(sizes)}, {sum(sizes)}, scale, shift, {low}, {high}, count * {h * w}"
+    body = f"const backquant::Part parts[] = {{{listed}}};\n  backquant::join(parts, {sums}, out);"
+    return _call("join", arguments, body, (n, sum(sizes), h, w))
+
+
+def _lower_rescaled(parts: Sequence[Any], scale: Any, shift: Any, low: int, high: int) -> Any:
+    return _join(parts, value_of(scale).reshape(-1), value_of(shift).reshape(-1), low, high)
+
+
+def _lower_joined(
+    parts: Sequence[Any], scales: Sequence[float], shifts: Sequence[float], low: int, high: int
+) -> Any:
+    sizes = torch.tensor([int(x.get_size()[1]) for x in parts])
+    scale, shift = (torch.tensor(each).repeat_interleave(sizes) for each in (scales, shifts))
+    return _join(parts, scale, shift, low, high)
+
+
+def _lower_gated(x: Any, y: Any, zeros: Sequence[float], scale: float, low: int, high: int) -> Any:
+    n, c, h, w = x.get_size()
+    arguments = {"x": laid_out(x, CHANNELS_LAST), "y": laid_out(y, CHANNELS_LAST)}
+    x_zero, y_zero, zero = zeros
+    numbers = f"{float(x_zero)!r}f, {float(y_zero)!r}f, {scale!r}f, {float(zero)!r}f, {low}, {high}"
+    body = (
+        f"const backquant::Factors f{{{numbers}}};"
+        f"\n  backquant::gate(x, y, f, count, {h * w}, {c}, out);"
+    )
+    return _call("gate", arguments, body, (n, c, h, w))
+
+
+def _lower_averaged(x: Any) -> Any:
+    n, c, h, w = x.get_size()
+    body = f"backquant::average(x, count, {h * w}, {c}, out);"
+    return _call("average", {"x": laid_out(x, CHANNELS_LAST)}, body, (n, c, 1, 1))
+
+
+def _lower_shuffled(x: Any) -> Any:
+    n, c, h, w = x.get_size()
+    half, pixels = int(c) // 2, f"count * {h * w}"
+    body = f"backquant::in_turns(x, {c}, x + {half}, {c}, {pixels}, {half}, out);"
+    return _call("shuffle", {"x": laid_out(x, CHANNELS_LAST)}, body, (n, c, h, w))
+
+
+def register_images() -> None:
+    """Tell Inductor; once is enough."""
+    for operator, lower in (
+        (images.image, _lower_image),
+        (images.rescaled, _lower_rescaled),
+        (images.joined, _lower_joined),
+        (images.gated, _lower_gated),
+        (images.averaged, _lower_averaged),
+        (images.shuffled, _lower_shuffled),
+    ):
+        register_lowering(operator, type_promotion_kind=None)(lower)
+
+
+# What Inductor makes of ``backquant::convolution`` and ``backquant::linear``.
+#
+# Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``; ``tiles.h`` where it has AMX, too).
+# Elsewhere, and for convolutions of one or three dimensions or in groups of other than 4, 8 or 16 channels:
+# oneDNN's. Weights must be constants of the graph (freezing), and are packed here.
 
 _CTYPES = {torch.uint8: "uint8_t", torch.float32: "float"}
 

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 from backquant.errors import UsageError
 from backquant.graph.example import as_arguments
 from backquant.graph.plain_arguments import arguments_of, by_position
-from backquant.runtime.compiled.compiler import check_compiler
-from backquant.runtime.compiled.graph import compilable
+from backquant.runtime.compiled.inductor import check_compiler
+from backquant.runtime.compiled.modules import compilable
 from backquant.runtime.compiled.operators import check_float_dtype
 from backquant.runtime.compiled.program import CompiledProgram, compile_graph
 from backquant.runtime.record import LoweredRecord

@@ -41,7 +41,7 @@ from backquant.operators.windows import cut_windows
 from backquant.runtime.compiled.as_run import AsItRuns, calls_as_they_run
 from backquant.runtime.compiled.attention import attention, join_attention
 from backquant.runtime.compiled.inductor import ir, register_lowering
-from backquant.runtime.compiled.template import ATTENTION, KernelCall, kernel_node
+from backquant.runtime.compiled.lowerings import ATTENTION, KernelCall, kernel_node
 
 #: Options for ``torch._inductor.config``: weights go to a file beside the code.
 _BESIDE = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}

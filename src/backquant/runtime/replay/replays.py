@@ -41,10 +41,14 @@ from backquant.operators.samples import Mixed
 from backquant.runtime.heap import give_back
 from backquant.runtime.interpreted import Interpreted
 from backquant.runtime.replay.in_parts import Called, in_parts
-from backquant.runtime.replay.interpreter import unavailable
-from backquant.runtime.replay.kinds import Arguments
-from backquant.runtime.replay.program import Program
-from backquant.runtime.replay.record import NotReplayable, Recording, known_constants, record
+from backquant.runtime.replay.program import Program, unavailable
+from backquant.runtime.replay.record import (
+    Arguments,
+    NotReplayable,
+    Recording,
+    known_constants,
+    record,
+)
 from backquant.runtime.replay.shortened import shortened
 
 _KEPT = 8  # kinds of inputs for which a recording is kept; it holds only tensors of the model

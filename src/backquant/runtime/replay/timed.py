@@ -27,9 +27,9 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_flatten
 
 from backquant.graph import get_module
-from backquant.runtime.replay.kinds import Arguments
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import (
+    Arguments,
     Call,
     NotReplayable,
     Recording,

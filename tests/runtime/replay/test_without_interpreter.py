@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backquant.runtime.replay import Replays, interpreter
+from backquant.runtime.replay import Replays, program
 
 
 def test_without_torchs_interpreter_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter, "_missing", "torch._C.parse_ir")
+    monkeypatch.setattr(program, "_missing", "torch._C.parse_ir")
     replays = Replays(torch.nn.ReLU())
     x = torch.tensor([-1.0, 2.0])
     assert [replays(x).tolist() for _ in range(3)] == [[0.0, 2.0]] * 3
