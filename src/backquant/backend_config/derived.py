@@ -54,7 +54,7 @@ def get_qat_module_classes(backend_config: BackendConfig) -> tuple[_Module, ...]
     >>> get_qat_module_classes(get_backend_config("qnnpack"))[0]
     <class 'backquant.nn.qat.conv.Conv1d'>
     """
-    return _distinct(config.qat_module for config in backend_config.configs)
+    return _distinct(config.qat_module for config in backend_config.shared_configs)
 
 
 def get_fused_module_classes(backend_config: BackendConfig) -> tuple[_Module, ...]:
@@ -64,7 +64,7 @@ def get_fused_module_classes(backend_config: BackendConfig) -> tuple[_Module, ..
     >>> get_fused_module_classes(get_backend_config("qnnpack"))[0]
     <class 'backquant.nn.intrinsic.fused.ConvReLU1d'>
     """
-    return _distinct(config.fused_module for config in backend_config.configs)
+    return _distinct(config.fused_module for config in backend_config.shared_configs)
 
 
 def get_pattern_to_input_type_to_index(
@@ -92,7 +92,7 @@ def get_root_module_to_quantized_reference_module(
     <class 'backquant.nn.quantized.reference.linear.Linear'>
     """
     mapping: dict[_Module, _Module] = {}
-    for config in backend_config.configs:
+    for config in backend_config.shared_configs:
         root, reference = config.root_module, config.reference_quantized_module
         if root is not None and reference is not None:
             mapping[root] = reference

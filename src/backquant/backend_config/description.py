@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar, cast
 
 from typing_extensions import Self
 
@@ -18,9 +18,16 @@ from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.qdq import QDQRules
 from backquant.errors import SpecError
 
+_T = TypeVar("_T")
+
 
 class Description:
-    """The fields and the entries of a ``BackendConfig``, which adds files, checks and differences."""
+    """The fields and the entries of a ``BackendConfig``, which adds files, checks and differences.
+
+    The descriptions of one backend share its entries, with what was derived from them, until one of them
+    hands its entries out (``configs``, ``entries``) or gets another: that one copies them first. Whoever
+    only reads takes ``shared_configs`` and ``shared_entries``.
+    """
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
@@ -45,7 +52,53 @@ class Description:
 
     def __init__(self, name: str = "") -> None:
         self._entries: dict[NormalPattern, BackendPatternConfig] = {}
+        #: What was derived from shared entries and these fields; None: the entries are this object's alone.
+        self._derived: dict[Hashable, Any] | None = None
         self.set_name(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in _FIELDS and self._derived is not None:
+            self._derived = {}
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        made.__dict__.update(vars(self))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_derived": None}
+
+    def shared(self) -> Self:
+        """The same object, whose copies share its entries. Nobody may hold these any more.
+
+        >>> one = Description("mine").shared()
+        >>> copy(one).shared_entries is one.shared_entries, copy(one).entries is one.shared_entries
+        (True, False)
+        """
+        self._derived = {}
+        return self
+
+    def derived(self, key: Hashable, make: Callable[[Self], _T]) -> _T:
+        """``make(self)``, kept under ``key`` for all descriptions that share the entries and have no field
+        changed. It must not be changed, and must follow from the description and the key alone.
+
+        >>> one = Description("mine").shared()
+        >>> one.derived("size", lambda d: len(d.shared_configs))
+        0
+        """
+        known = self._derived
+        if known is None:
+            return make(self)
+        if key not in known:
+            known[key] = make(self)
+        return cast(_T, known[key])
+
+    def _own_entries(self) -> dict[NormalPattern, BackendPatternConfig]:
+        if self._derived is not None:
+            self._entries = {pattern: entry.copy() for pattern, entry in self._entries.items()}
+            self._derived = None
+        return self._entries
 
     def set_field(self, name: str, value: Any) -> Self:
         """Set a field by its name, or to its default with None. Raises ``SpecError`` for a wrong value.
@@ -114,7 +167,7 @@ class Description:
                 where="configs",
                 fix="BackendPatternConfig(pattern)",
             )
-        self._entries[config.normal_pattern] = config
+        self._own_entries()[config.normal_pattern] = config
         return self
 
     def set_backend_pattern_configs(self, configs: Iterable[BackendPatternConfig]) -> Self:
@@ -134,7 +187,17 @@ class Description:
     @property
     def configs(self) -> list[BackendPatternConfig]:
         """The entries in order of registration, as a new list."""
-        return list(self._entries.values())
+        return list(self._own_entries().values())
+
+    @property
+    def shared_configs(self) -> tuple[BackendPatternConfig, ...]:
+        """``configs`` for reading alone."""
+        return self.derived("configs", lambda found: tuple(found._entries.values()))
+
+    @property
+    def shared_entries(self) -> Mapping[NormalPattern, BackendPatternConfig]:
+        """``entries`` for reading alone."""
+        return self._entries
 
     @property
     def _pattern_complex_format_to_config(self) -> dict[Pattern, BackendPatternConfig]:
@@ -142,7 +205,8 @@ class Description:
 
         What no tuple can express is its own key.
         """
-        return {_torch_key(pattern, config): config for pattern, config in self._entries.items()}
+        own = self._own_entries()
+        return {_torch_key(pattern, config): config for pattern, config in own.items()}
 
     @property
     def entries(self) -> dict[NormalPattern, BackendPatternConfig]:
@@ -153,7 +217,7 @@ class Description:
         >>> mine.entries
         {NormalPattern(torch.add): BackendPatternConfig(torch.add)}
         """
-        return dict(self._entries)
+        return dict(self._own_entries())
 
     @classmethod
     def from_dict(cls, backend_config_dict: Mapping[str, Any], version: str | None = None) -> Self:
@@ -187,7 +251,7 @@ class Description:
         >>> Description("mine").to_dict()
         {'name': 'mine', 'configs': []}
         """
-        entries = [config.to_dict() for config in self.configs]
+        entries = [config.to_dict() for config in self.shared_configs]
         values = {field.key: field.kind.to_data(value) for field, value in set_fields(self)}
         return {"name": self.name, "configs": entries} | values
 
@@ -197,13 +261,13 @@ class Description:
         return self._comparable() == other._comparable()
 
     def _comparable(self) -> tuple[Any, ...]:
-        entries = (list(self._entries), self.configs)
+        entries = (list(self._entries), self.shared_configs)
         return (*(getattr(self, name) for name in _FIELDS), *entries)
 
     def __repr__(self) -> str:
         more = ((field, value) for field, value in set_fields(self) if field.name != "name")
         parts = [repr(self.name), *(f"{field.name}={value!r}" for field, value in more)]
-        lines = "".join(f"\n    {config!r}," for config in self.configs)
+        lines = "".join(f"\n    {config!r}," for config in self.shared_configs)
         parts.append(f"configs=[{lines}\n]" if lines else "configs=[]")
         return f"{type(self).__name__}({', '.join(parts)})"
 

@@ -132,7 +132,7 @@ def diff(first: Description, second: Description) -> BackendDiff:
         - dtype_configs: quint8 → quint8
         + dtype_configs: qint8 → qint8
     """
-    mine, theirs = first.entries, second.entries
+    mine, theirs = first.shared_entries, second.shared_entries
     entries: list[EntryChange] = []
     for pattern, entry in mine.items():
         if pattern not in theirs:

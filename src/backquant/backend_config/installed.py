@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+from copy import copy
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -48,7 +50,8 @@ def list_backends() -> list[str]:
 
 
 def installed_backend(name: str) -> Description:
-    """The description that a package offers under this name: a new object.
+    """The description that a package offers under this name: a new object. Those of this package share their
+    entries (see ``Description``).
 
     Raises ``UnknownBackendError`` with the nearest names, ``SpecError`` for a broken description.
 
@@ -56,7 +59,7 @@ def installed_backend(name: str) -> Description:
     'x86'
     """
     if name in _BUILT_IN:  # what is installed is not searched
-        return _build(name, _module_of(name))
+        return copy(_built_in(name))
     targets = _targets()
     if name not in targets:
         raise _unknown(name, list(targets))
@@ -67,6 +70,11 @@ def installed_backend(name: str) -> Description:
             fix="uninstall all but one",
         )
     return _build(name, targets[name][0])
+
+
+@cache
+def _built_in(name: str) -> Description:
+    return _build(name, _module_of(name)).shared()
 
 
 def _module_of(built_in: str) -> str:

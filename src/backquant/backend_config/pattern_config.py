@@ -120,6 +120,19 @@ root_module=torch.nn.Linear)
         if pattern is not None:
             self.set_pattern(pattern)
 
+    def copy(self) -> BackendPatternConfig:
+        """The same with containers and dtype configs of its own.
+
+        >>> BackendPatternConfig(torch.add).copy()
+        BackendPatternConfig(torch.add)
+        """
+        new = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                setattr(new, name, dict(value))
+        new.dtype_configs = [config.copy() for config in self.dtype_configs]
+        return new
+
     def _store(self, name: str, value: Any) -> BackendPatternConfig:
         """Set a field, checked by its kind alone; None: to its default."""
         field = _FIELDS[name]

@@ -70,7 +70,7 @@ def support_rows(config: BackendConfig) -> list[SupportRow]:
     (('torch.add', 'torch.mul'), ('static: quint8 → quint8',))
     """
     rows: list[SupportRow] = []
-    for entry in config.configs:
+    for entry in config.shared_configs:
         row = _row(entry)
         if rows and replace(rows[-1], operators=()) == replace(row, operators=()):
             rows[-1] = replace(row, operators=rows[-1].operators + row.operators)
@@ -91,7 +91,7 @@ def document_of(config: BackendConfig) -> Document:
     engine = f", engine {config.engine}" if config.engine else ""
     return Document(
         title=config.name,
-        headline=f"{config.name}: {len(config.configs)} patterns{engine}",
+        headline=f"{config.name}: {len(config.shared_configs)} patterns{engine}",
         parts=[
             Section("", [Listing("", [f"{letter}  {text}" for text, letter in letters.items()])]),
             Table.of(heads, [["\n".join(cell) for cell in _cells(row, letters)] for row in rows]),

@@ -36,7 +36,7 @@ def listed_backends() -> list[ListedBackend]:
 
     others = [name for name in list_backends() if name not in names]
     for name, config in ((name, get_backend_config(name)) for name in others):
-        known.append(ListedBackend(name, config.engine, len(config.configs)))
+        known.append(ListedBackend(name, config.engine, len(config.shared_configs)))
     return known
 
 

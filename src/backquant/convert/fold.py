@@ -33,7 +33,7 @@ def fold_after_training(work: Conversion) -> None:
     for node in work.module.graph.nodes:
         if node.op == "call_module":
             calls[str(node.target)] = calls.get(str(node.target), 0) + 1
-    entries = work.prepared.backend_config.configs
+    entries = work.prepared.backend_config.shared_configs
     for match in work.plan.matches:
         if match.kind is not MatchKind.PATTERN or not work.quantized(match.root):
             continue
@@ -72,7 +72,7 @@ def _waits(entry: BackendPatternConfig, nodes: list[fx.Node]) -> bool:
 def _fold(work: Conversion, match: Match, nodes: list[fx.Node], *, shared: bool) -> None:
     root, *rest = nodes
     parts = [shallow_copy(get_module(work.module, str(node.target))).eval() for node in nodes]
-    entry = work.prepared.backend_config.configs[match.entry]
+    entry = work.prepared.backend_config.shared_configs[match.entry]
     assert entry.fuser_method is not None
     folded: nn.Module
     # a graph pattern names its operators; a chain has only its order

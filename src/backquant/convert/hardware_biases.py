@@ -164,7 +164,7 @@ def _round_argument(
 
 def biases_of(work: Conversion, root: fx.Node) -> Iterator[fx.Node]:
     """The node that a function's bias comes from, if it has one."""
-    entries = work.prepared.backend_config.configs
+    entries = work.prepared.backend_config.shared_configs
     named = (
         entry._input_type_to_index.get("bias")
         for entry in entries

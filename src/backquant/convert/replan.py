@@ -152,7 +152,7 @@ def _planned_class(state: Record, node: str) -> type | None:
     number = state.plan.decisions[node].match if node in state.plan.decisions else None
     if number is None or len(state.plan.matches[number].nodes) != 1:
         return None
-    pattern = state.backend_config.configs[state.plan.matches[number].entry].normal_pattern
+    pattern = state.backend_config.shared_configs[state.plan.matches[number].entry].normal_pattern
     return pattern.anchor.op if isinstance(pattern.anchor.op, type) else None
 
 

@@ -97,7 +97,7 @@ def expected_operators(
             continue
         if decision.dtype_config is None:
             continue
-        dtypes = config.configs[match.entry].dtype_configs[decision.dtype_config]
+        dtypes = config.shared_configs[match.entry].dtype_configs[decision.dtype_config]
         in_float = _computes_in_float(dtypes.input_dtype)
         if (in_float and not _in_groups(dtypes)) or decision.observation.endswith("NOT_OBSERVED"):
             continue

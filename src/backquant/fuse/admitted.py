@@ -119,7 +119,6 @@ class _Attempts:
         self._custom = custom or CustomMatching()
         self._by_default = by_default
         self._nodes: dict[str, str] | None = None
-        self._index: PatternIndex | None = None
 
     def make(self, declined: frozenset[tuple[str, int]]) -> FusedPlan:
         """The plan without the declined fusions."""
@@ -157,7 +156,7 @@ class _Attempts:
         )
         single = (
             candidate.config
-            for candidate in self._patterns().candidates(OperatorKey("module", root))
+            for candidate in PatternIndex.of(self._backend).candidates(OperatorKey("module", root))
             if candidate.pattern.size == 1
         )
         return any(judge(config, requests, _ALL).dtype_config is not None for config in single)
@@ -167,8 +166,3 @@ class _Attempts:
             graph = self._captured.module.graph
             self._nodes = {node.name: str(node.target) for node in graph.nodes}
         return self._captured.module.get_submodule(self._nodes[node])
-
-    def _patterns(self) -> PatternIndex:
-        if self._index is None:
-            self._index = PatternIndex(self._backend)
-        return self._index

@@ -116,7 +116,7 @@ def _fuse_patterns(
 def _run_fuser(
     fusion: Fusion, graph: GraphIndex, backend: BackendConfig, is_qat: bool
 ) -> nn.Module:
-    config = backend.configs[fusion.entry]
+    config = backend.shared_configs[fusion.entry]
     bound = tuple(graph.nodes.get(name) for name in fusion.bound)
     root = graph.module_of(graph.nodes[fusion.root])
     where = f"{backend.name}, entry {fusion.entry} ({fusion.pattern}), node {fusion.root!r}"
@@ -166,7 +166,7 @@ def _targets(fusions: tuple[Fusion, ...], graph: GraphIndex, backend: BackendCon
     for fusion in fusions:
         path = str(graph.nodes[fusion.root].target)
         bound = tuple(graph.nodes.get(name) for name in fusion.bound)
-        key = _Alike(fusion.entry, parts_of_call(backend.configs[fusion.entry], bound))
+        key = _Alike(fusion.entry, parts_of_call(backend.shared_configs[fusion.entry], bound))
         keys.append((path, key))
         numbers = variants.setdefault(path, {})
         numbers.setdefault(key, len(numbers))

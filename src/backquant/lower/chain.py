@@ -31,11 +31,9 @@ def index_rules(rules: Sequence[LowerRule]) -> RuleIndex:
     ['b', 'a']
     """
     index: RuleIndex = {}
-    for rule in rules:
+    for rule in sorted(rules, key=lambda rule: -len(rule.pattern)):
         for key in rule.anchors:
             index.setdefault(key, []).append(rule)
-    for found in index.values():
-        found.sort(key=lambda rule: -len(rule.pattern))
     return index
 
 

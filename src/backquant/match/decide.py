@@ -91,7 +91,7 @@ def make_plan(
     [('Linear', 'quantized'), ('Softplus', 'float')]
     """
     graph = GraphIndex(module)
-    patterns = PatternIndex(backend_config)
+    patterns = PatternIndex.of(backend_config)
     table = RuleTable(qconfig_mapping)
     reader, judge = QConfigReader(), Judge()
     facts = _Facts(
@@ -389,7 +389,7 @@ def _unreached(
     backend: BackendConfig, matches: tuple[Match, ...], fusions: tuple[Fusion, ...]
 ) -> tuple[int, ...]:
     reached = {match.entry for match in matches} | {fusion.entry for fusion in fusions}
-    return tuple(entry for entry in range(len(backend.configs)) if entry not in reached)
+    return tuple(entry for entry in range(len(backend.shared_configs)) if entry not in reached)
 
 
 def _with_class(fusion: Fusion, graph: GraphIndex) -> Fusion:

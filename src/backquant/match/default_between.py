@@ -42,9 +42,6 @@ def rules_between_floats(
     around = _Around(module, plan, backend)
     places = places_of(module, scopes)
     result = copy.copy(mapping)
-    result.module_name_qconfigs = copy.copy(mapping.module_name_qconfigs)
-    ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
-    result.module_name_object_type_order_qconfigs = ordered
     notes = []
     for override in overrides:
         qconfig = ptq_qconfig(defaults, override)
@@ -111,4 +108,6 @@ class _Around:
         entry = self.entries.get(node.name, -1)
         if entry < 0 or decision.dtype_config is None:
             return True
-        return not self.backend.configs[entry].dtype_configs[decision.dtype_config].is_dynamic
+        return (
+            not self.backend.shared_configs[entry].dtype_configs[decision.dtype_config].is_dynamic
+        )

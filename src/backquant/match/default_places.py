@@ -80,8 +80,6 @@ def without_places(mapping: QConfigMapping, places: Iterable[Place]) -> QConfigM
     True
     """
     result = copy.copy(mapping)
-    ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
-    result.module_name_object_type_order_qconfigs = ordered
     for place in places:
         result.set_module_name_object_type_order(*place, None)
     return result

@@ -38,6 +38,8 @@ class DefaultRules:
         ['module_name "fc"']
         """
         own = tuple(own)
+        if any(asked is mapping for mapping in own):
+            own = (asked,)
         names = (
             RuleRef(RuleKind(rule.kind), rule.index, rule.key)
             for rule in asked.rules()

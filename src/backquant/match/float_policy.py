@@ -189,7 +189,7 @@ class _Settling:
     def _is_about(self, rule: _Rule, listed: set[object], occurrence: Occurrence) -> bool:
         if rule.by_default and self._is_named(occurrence):
             return False
-        pattern = self.backend.configs[occurrence.match.entry].normal_pattern
+        pattern = self.backend.shared_configs[occurrence.match.entry].normal_pattern
         operators = [node.op for node in pattern.nodes if node.kind not in ("any", "literal")]
         return all(each in listed for each in operators)
 

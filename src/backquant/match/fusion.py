@@ -66,7 +66,7 @@ def plan_fusion(
     ('_0', '_1')
     """
     graph, known = GraphIndex(module), values or GraphValues(None)
-    patterns = PatternIndex(backend_config, _trainable if is_qat else _fusible)
+    patterns = PatternIndex.of(backend_config, _trainable if is_qat else _fusible)
 
     def accepts(found: Found) -> bool:
         if (found.anchor.name, found.candidate.entry) in declined:

@@ -25,7 +25,7 @@ def integer_dtypes(plan: Plan, config: BackendConfig) -> Iterator[IntegerDtype]:
 
     What computes in float, dynamically or on weights alone needs no integer activations and is left out.
     """
-    entries = config.configs
+    entries = config.shared_configs
     for match in plan.matches:
         decision = plan.decisions[match.anchor]
         if not decision.quantized or decision.dtype_config is None or match.entry < 0:

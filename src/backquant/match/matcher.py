@@ -28,6 +28,7 @@ from backquant.backend_config import BackendConfig, BackendPatternConfig, GraphP
 from backquant.backend_config.pattern import NormalPattern, PatternNode
 from backquant.graph import GraphIndex, OperatorKey
 from backquant.graph.arguments import ordered_arguments
+from backquant.match.readable_names import op_name
 
 
 @dataclass(frozen=True)
@@ -240,15 +241,22 @@ class PatternIndex:
     ['torch.nn.ReLU(torch.nn.Linear)', 'torch.nn.ReLU']
     """
 
+    @classmethod
+    def of(
+        cls, backend: BackendConfig, accepts: Callable[[BackendPatternConfig], bool] | None = None
+    ) -> PatternIndex:
+        """The candidates of ``backend`` that ``accepts`` takes, a function of a module; all without it."""
+        return backend.derived((cls, accepts), lambda found: cls(found, accepts))
+
     def __init__(
         self,
         backend_config: BackendConfig,
-        accepts: Callable[[BackendPatternConfig], bool] = lambda _: True,
+        accepts: Callable[[BackendPatternConfig], bool] | None = None,
     ) -> None:
         entries = [
             (entry, config, pattern)
-            for entry, (pattern, config) in enumerate(backend_config.entries.items())
-            if accepts(config)
+            for entry, (pattern, config) in enumerate(backend_config.shared_entries.items())
+            if accepts is None or accepts(config)
         ]
         entries.sort(key=lambda item: -item[2].size)
         self._by_anchor: dict[OperatorKey, list[Candidate]] = {}
@@ -288,3 +296,8 @@ class PatternIndex:
     def anchors(self) -> list[OperatorKey]:
         """Every operator that a pattern ends in."""
         return list(self._by_anchor)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The readable names of ``anchors``, each once."""
+        return tuple(dict.fromkeys(op_name(key.op) for key in self._by_anchor))

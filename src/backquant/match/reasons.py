@@ -72,7 +72,7 @@ class ReasonWriter:
         scopes: Mapping[str, Scope],
     ) -> None:
         self._name = backend.name or "the backend"
-        self._entries = backend.configs
+        self._entries = backend.shared_configs
         self._takes_apart = (backend.qdq or QDQRules()).attention == "whole" and not _in_float(
             backend
         )
@@ -80,7 +80,6 @@ class ReasonWriter:
         self._patterns = patterns
         self._scopes = scopes
         self._misses = NearMisses(graph, patterns)
-        self._operators: tuple[str, ...] | None = None
 
     def place(self, entry: int, dtype_config: int) -> str:
         """``x86, entry "Conv2d", dtype config 1 of 1``."""
@@ -147,10 +146,7 @@ class ReasonWriter:
         return tuple(dict.fromkeys(map(op_name, found)))
 
     def _nearest(self, name: str) -> tuple[str, ...]:
-        if self._operators is None:
-            keys = self._patterns.anchors()
-            self._operators = tuple(dict.fromkeys(op_name(key.op) for key in keys))
-        return _nearest_of(name, self._operators)
+        return _nearest_of(name, self._patterns.names)
 
     def not_traced(self, node: fx.Node) -> Reason:
         """The module was left whole, so nothing inside of it is seen."""

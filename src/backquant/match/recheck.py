@@ -127,7 +127,7 @@ def float_results(
         for match in plan.matches
         if match.entry >= 0
         and (
-            key_of(backend.configs[match.entry].normal_pattern.nodes[0]) in keys
+            key_of(backend.shared_configs[match.entry].normal_pattern.nodes[0]) in keys
             or _is_fused(graph, graph.nodes[match.nodes[0]], keys)
         )
     )

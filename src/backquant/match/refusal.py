@@ -32,7 +32,7 @@ def chosen_dtype_config(plan: Plan, backend: BackendConfig, match: Match) -> DTy
     decision = plan.decisions[match.anchor]
     if not decision.quantized or decision.dtype_config is None or match.entry < 0:
         return None
-    return backend.configs[match.entry].dtype_configs[decision.dtype_config]
+    return backend.shared_configs[match.entry].dtype_configs[decision.dtype_config]
 
 
 def described_by_node(plan: Plan, backend: BackendConfig) -> dict[str, DTypeConfig]:

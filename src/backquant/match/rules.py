@@ -207,7 +207,7 @@ def resolve(
     >>> str(hits["_0"].rule)
     'object_type torch.nn.Linear'
     """
-    resolver = _Resolver(graph, scopes, table, _float_types(backend))
+    resolver = _Resolver(graph, scopes, table, backend.derived(_float_types, _float_types))
     hits = {node.name: resolver.hit(node) for node in graph.calls()}
     for fusion in fusions:
         hit = hits.get(fusion.root)
@@ -220,7 +220,7 @@ def resolve(
 def _float_types(backend: BackendConfig) -> dict[type, tuple[type, ...]]:
     """For QAT modules: the float modules they stand for, the first part of fused ones first."""
     found: dict[type, tuple[type, ...]] = {}
-    for config in backend.configs:
+    for config in backend.shared_configs:
         pattern = config.normal_pattern
         if config.qat_module is not None and len(pattern.nodes) == 1:
             root = () if config.root_module is None else (config.root_module,)

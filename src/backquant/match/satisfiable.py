@@ -48,7 +48,7 @@ def unsatisfiable(backend: BackendConfig) -> list[Finding]:
     """
     found: list[Finding] = []
     known: dict[str, _Why] = {}
-    for index, (pattern, entry) in enumerate(backend.entries.items()):
+    for index, (pattern, entry) in enumerate(backend.shared_entries.items()):
         for position, config in enumerate(entry.dtype_configs):
             place = Place(index, str(pattern)).at(f"dtype_configs[{position}]")
             key = repr(config)

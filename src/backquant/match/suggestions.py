@@ -26,7 +26,7 @@ class Suggestions:
     >>> from backquant.backend_config import get_backend_config
     >>> backend = get_backend_config("x86")
     >>> suggestions, roles = Suggestions(backend, QConfigReader(), Judge()), Roles(True, False, False)
-    >>> known = [config.pattern for config in backend.configs]
+    >>> known = [config.pattern for config in backend.shared_configs]
     >>> suggestions.request(known.index(torch.add), roles)
     'get_default_qconfig("x86")'
     >>> suggestions.request(known.index(torch.sigmoid), roles)[:46]
@@ -35,7 +35,7 @@ class Suggestions:
 
     def __init__(self, backend: BackendConfig, reader: QConfigReader, judge: Judge) -> None:
         self._backend = backend
-        self._entries = backend.configs
+        self._entries = backend.shared_configs
         self._reader = reader
         self._judge = judge
 

@@ -43,16 +43,22 @@ def with_export_spellings(config: BackendConfig) -> BackendConfig:
     >>> nn.Linear in [entry.pattern for entry in found.configs]
     True
     """
-    known = set(config.entries)
+    found = config.derived(with_export_spellings, _with_export_spellings)
+    return config if found is None else copy.copy(found)
+
+
+def _with_export_spellings(config: BackendConfig) -> BackendConfig | None:
+    known = set(config.shared_entries)
     added: list[BackendPatternConfig] = []
-    for entry in config.configs:
+    for entry in config.shared_configs:
         for made in _respelled(entry):
             if made.normal_pattern not in known:
                 known.add(made.normal_pattern)
                 added.append(made)
     if not added:
-        return config
-    return copy.deepcopy(config).set_backend_pattern_configs(added)
+        return None
+    respelled = copy.deepcopy(config).set_backend_pattern_configs(added)
+    return respelled.shared()
 
 
 def mapping_for_export(mapping: QConfigMapping) -> QConfigMapping:

@@ -11,7 +11,6 @@ are summed in 16 bits, which saturates unless one factor has 7 bits.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +33,7 @@ from backquant.qconfig import (
     qconfig_equals,
 )
 from backquant.qconfig.build import ptq_qconfig
+from backquant.qconfig.default_mapping import mapping_with_defaults
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class DefaultedRequest:
 
     def _is_of_the_backend(self, rule: RuleRef) -> bool:
         mapping = self.request.qconfig_mapping
-        if self.implied:
+        if self.implied or any(mapping is own for own in self.own):
             return True
         if rule.kind is not RuleKind.OBJECT_TYPE:
-            return any(mapping is own for own in self.own)
+            return False
         key, requested = list(mapping.object_type_qconfigs.items())[rule.index]
         known = (mapping.object_type_qconfigs for mapping in self.own)
         own = [found[key] for found in known if key in found]
@@ -126,7 +126,7 @@ def mapping_on_engine(
     if not engine.as_described and _has_open_tensor_weights(config):
         defaults = _by_channel(defaults)
         notes.append("weights have a scale for each output channel")
-    mapping = get_default_qconfig_mapping(copy.copy(config).set_defaults(defaults))
+    mapping = mapping_with_defaults(config, defaults)
     if narrow:
         qconfig = ptq_qconfig(replace(defaults, weight=_narrow(defaults.weight)))
         for path in narrow:
@@ -167,7 +167,7 @@ def _has_open_tensor_weights(config: BackendConfig) -> bool:
         return False
     asked = (
         dtypes.weight_dtype_with_constraints
-        for entry in config.configs
+        for entry in config.shared_configs
         for dtypes in entry.dtype_configs
     )
     integers = [each for each in asked if each.dtype is torch.qint8]
@@ -213,7 +213,7 @@ def _is_open(activation: QuantDefault) -> bool:
 
 def _admits(config: BackendConfig, bounds: tuple[int, int]) -> bool:
     """Whether no entry limits unsigned activations to less than ``bounds``."""
-    for entry in config.configs:
+    for entry in config.shared_configs:
         for dtypes in entry.dtype_configs:
             requested = dtypes.input_dtype_with_constraints
             if requested.dtype is not torch.quint8:

@@ -159,8 +159,12 @@ def _counted(made: Planned, model: nn.Module, capturing: Capturing, captured: Ca
 
 def named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:
     """The classes of modules, or the functions, that entries of a backend name: none is taken apart."""
-    nodes = (node for pattern in backend.entries for node in pattern.nodes)
-    return frozenset(node.op for node in nodes if node.kind == kind)
+
+    def named(backend: BackendConfig) -> frozenset[Any]:
+        nodes = (node for pattern in backend.shared_entries for node in pattern.nodes)
+        return frozenset(node.op for node in nodes if node.kind == kind)
+
+    return backend.derived((named_by, kind), named)
 
 
 def _requested_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozenset[Any]:

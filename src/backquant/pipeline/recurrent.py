@@ -101,7 +101,6 @@ def rules_for_recurrent(
     if separate:
         return ChosenRules(mapping, (), separate_layers=separate)
     result = copy.copy(mapping)
-    result.module_name_qconfigs = copy.copy(mapping.module_name_qconfigs)
     chosen: dict[str, list[str]] = {name: [] for name in CHOICES}
     reasons = {}
     for node in nodes:

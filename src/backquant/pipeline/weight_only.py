@@ -151,7 +151,7 @@ def _row(weights: Any) -> QDType:
 def _requests(
     config: BackendConfig, row: QDType, group_size: int | None
 ) -> Iterator[tuple[Any, QConfig]]:
-    for entry in config.configs:
+    for entry in config.shared_configs:
         qconfig = _request(entry, row, group_size)
         if qconfig is None:
             continue
@@ -272,7 +272,7 @@ def _has(backend: str, row: QDType, group_size: int | None) -> bool:
 
 def _own(config: BackendConfig) -> Iterator[str]:
     """What the backend has instead, in words."""
-    for entry in config.configs:
+    for entry in config.shared_configs:
         for one in entry.dtype_configs:
             demand, row = one.weight_dtype_with_constraints, find_dtype(one.weight_dtype)
             if row is not None and row.is_stored and _needs_no_data(one, row):

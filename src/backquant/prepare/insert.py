@@ -195,7 +195,7 @@ class _Check:
     ) -> None:
         self._table, self._plan, self._source = table, plan, source
         self._name = backend.name or "the backend"
-        self._entries = backend.configs
+        self._entries = backend.shared_configs
         self._roots = {name: match.anchor for match in plan.matches for name in match.readers}
 
     def run(self) -> None:

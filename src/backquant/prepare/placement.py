@@ -65,7 +65,7 @@ class Placement:
     ) -> None:
         self._module = module
         self._plan = plan
-        self._entries = backend_config.configs
+        self._entries = backend_config.shared_configs
         self._source = ObserverSource(backend_config, qconfig_mapping)
         self._positions = input_positions(backend_config)
         self._separate = interfaces(module, plan, custom)

@@ -91,7 +91,7 @@ class ObserverSource:
     """
 
     def __init__(self, backend_config: BackendConfig, qconfig_mapping: QConfigMapping) -> None:
-        self._entries = backend_config.configs
+        self._entries = backend_config.shared_configs
         self._mapping = qconfig_mapping
         self._qconfigs: dict[RuleRef, QConfig | None] = {}
         self._factories: dict[ObserverSpec, Callable[[], Any] | None] = {}

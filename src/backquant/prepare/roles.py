@@ -41,8 +41,12 @@ def input_positions(backend_config: BackendConfig) -> dict[Any, dict[str, int]]:
     >>> input_positions(BackendConfig("b").set_backend_pattern_config(entry))[F.linear]
     {'weight': 1, 'bias': 2}
     """
+    return backend_config.derived(input_positions, _input_positions)
+
+
+def _input_positions(backend: BackendConfig) -> dict[Any, dict[str, int]]:
     positions: dict[Any, dict[str, int]] = {}
-    for entry in backend_config.configs:
+    for entry in backend.shared_configs:
         pattern = entry.normal_pattern
         if pattern.size == 1 and entry._input_type_to_index:
             positions[pattern.anchor.op] = dict(entry._input_type_to_index)

@@ -11,6 +11,7 @@ Rules, as PyTorch orders them:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -81,7 +82,21 @@ quant_min=0, quant_max=255)
     """
     _check_version(version, (0,))
     config = resolve_backend(backend, UnknownBackendError)
-    defaults = _defaults(config)
+    return mapping_with_defaults(config, _defaults(config))
+
+
+def mapping_with_defaults(config: BackendConfig, defaults: BackendDefaults) -> QConfigMapping:
+    """The mapping for calibration on ``config`` with other defaults than its own: a new object.
+
+    >>> x86 = resolve_backend("x86")
+    >>> mapping_with_defaults(x86, x86.defaults) == get_default_qconfig_mapping(x86)
+    True
+    """
+    key = (mapping_with_defaults, defaults)
+    return copy(config.derived(key, lambda found: _mapping(found, defaults)))
+
+
+def _mapping(config: BackendConfig, defaults: BackendDefaults) -> QConfigMapping:
     mapping = QConfigMapping().set_global(ptq_qconfig(defaults))
     for override in _everywhere(defaults):
         for operator in override.operators:
@@ -125,7 +140,7 @@ def _everywhere(defaults: BackendDefaults) -> list[DefaultOverride]:
 
 
 def _defaults(config: BackendConfig) -> BackendDefaults:
-    return derive_defaults(config) if config.defaults is None else config.defaults
+    return config.defaults or config.derived(derive_defaults, derive_defaults)
 
 
 def _fixed_qparams(config: BackendConfig, qconfig: QConfig) -> list[tuple[Any, Any, bool]]:
@@ -136,7 +151,7 @@ def _fixed_qparams(config: BackendConfig, qconfig: QConfig) -> list[tuple[Any, A
     """
     preferred = qconfig.activation().dtype
     found: list[tuple[Any, Any, bool]] = []
-    for entry in config.configs:
+    for entry in config.shared_configs:
         fixed = [c for c in entry.dtype_configs if _is_fixed(c.output_dtype_with_constraints)]
         if not fixed or entry.normal_pattern.size != 1:
             continue
@@ -204,7 +219,7 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
     >>> derive_defaults(BackendConfig("mine").set_backend_pattern_config(linear)).activation
     QuantDefault('histogram', dtype=torch.qint8, qscheme=torch.per_tensor_affine)
     """
-    static = [c for e in config.configs for c in e.dtype_configs if _is_static(c)]
+    static = [c for e in config.shared_configs for c in e.dtype_configs if _is_static(c)]
     if not static:
         raise ConfigError(
             f"the description of {config.name!r} has no static quantized dtype config and no "
@@ -239,7 +254,7 @@ def _what_to_ask(config: BackendConfig) -> str:
     mapping = "pass a qconfig_mapping, or BackendConfig.set_defaults(BackendDefaults(...))"
     of_weights = (
         dtypes.weight_dtype
-        for entry in config.configs
+        for entry in config.shared_configs
         for dtypes in entry.dtype_configs
         if is_quantized(dtypes.weight_dtype) and not is_quantized(dtypes.input_dtype)
     )
@@ -262,7 +277,7 @@ def _overrides(config: BackendConfig, chosen: DTypeConfig) -> Iterator[DefaultOv
     admit first.
     """
     found: dict[tuple[Any, ...], list[Any]] = {}  # by the fields of an override, in their order
-    for entry in config.configs:
+    for entry in config.shared_configs:
         own = [c for c in entry.dtype_configs if _is_static(c)]
         if not own or entry.normal_pattern.size != 1 or any(_suits(c, chosen, entry) for c in own):
             continue

@@ -70,6 +70,12 @@ class QConfigMapping:
             tuple[str, Callable[..., Any] | str, int], Any
         ] = OrderedDict()
 
+    def __copy__(self) -> QConfigMapping:
+        made = object.__new__(type(self))
+        for name, value in vars(self).items():
+            setattr(made, name, value.copy() if isinstance(value, dict) else value)
+        return made
+
     def set_global(self, global_qconfig: Any) -> QConfigMapping:
         """Set the QConfig of everything that no other rule names.
 

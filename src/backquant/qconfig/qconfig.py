@@ -71,7 +71,7 @@ def qconfig_equals(q1: Any, q2: Any) -> bool:
     >>> qconfig_equals(one, two), qconfig_equals(one, None)
     (True, False)
     """
-    if q1 is None or q2 is None:
+    if q1 is q2 or q1 is None or q2 is None:
         return q1 is q2
     roles = ("weight", "output")
     return factories_equal(getattr(q1, "activation", q1), getattr(q2, "activation", q2)) and all(

@@ -118,7 +118,7 @@ class _Builder:
     def __init__(self, source: ReportSource) -> None:
         self._source = source
         self._record = source.record
-        self._entries = source.record.backend_config.configs
+        self._entries = source.record.backend_config.shared_configs
         self._kernel_of = {name: use.kernel for use in source.kernels for name in use.nodes}
         self._observers = Observers(source.record.sites, source.record.qparams)
         self._costs = source.costs

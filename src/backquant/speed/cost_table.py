@@ -223,7 +223,7 @@ class _Table:
         chosen = self.plan.decisions[match.anchor].dtype_config
         if chosen is None:
             return False
-        config = self.backend.configs[match.entry].dtype_configs[chosen]
+        config = self.backend.shared_configs[match.entry].dtype_configs[chosen]
         return bool(config.is_dynamic) or config.input_dtype in (None, torch.float)
 
     def _is_kept(self, match: Match) -> bool:

@@ -171,7 +171,7 @@ def quantized_sizes(twin: Twin, nodes: Iterable[str]) -> dict[str, float]:
         weight = activation = _FLOAT_BITS
         if decision is not None and decision.quantized and decision.dtype_config is not None:
             assert decision.match is not None
-            entry = config.configs[plan.matches[decision.match].entry]
+            entry = config.shared_configs[plan.matches[decision.match].entry]
             dtypes = entry.dtype_configs[decision.dtype_config]
             weight = _bits(dtypes.weight_dtype)
             activation = _bits(dtypes.input_dtype)

@@ -43,7 +43,7 @@ def check_file(
 
 def _located(findings: list[Finding], loaded: Base) -> list[Finding]:
     """The findings with file, line and field; what is said of one place for several patterns stands once."""
-    patterns = list(loaded.config.entries)
+    patterns = list(loaded.config.shared_entries)
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         written = None if finding.entry is None else loaded.places.get(patterns[finding.entry])

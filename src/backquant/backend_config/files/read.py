@@ -8,7 +8,6 @@ fuser's arguments and names the ports. Other entries are appended in file order.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -88,7 +87,8 @@ class _Builder:
 
     def run(self) -> Base:
         if self.base is not None:
-            self.entries = {p: _copy(entry) for p, entry in self.base.config.entries.items()}
+            base = self.base.config.shared_entries
+            self.entries = {pattern: entry.copy() for pattern, entry in base.items()}
             self.places = dict(self.base.places)
         for name, data in self.data.get("dtype_configs", {}).items():
             place: Path = ("dtype_configs", name)
@@ -275,16 +275,6 @@ class _Builder:
                 suggestion(reference, self.named),
             )
         return self.named[reference].copy()
-
-
-def _copy(entry: BackendPatternConfig) -> BackendPatternConfig:
-    """An entry of its own, so that the extended backend does not change."""
-    new = copy.copy(entry)
-    for name, value in vars(entry).items():
-        if isinstance(value, dict):
-            setattr(new, name, dict(value))
-    new.dtype_configs = [config.copy() for config in entry.dtype_configs]
-    return new
 
 
 # Where the parts of a description are written: file, line and field of what a finding is about.

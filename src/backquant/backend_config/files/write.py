@@ -37,7 +37,7 @@ def to_data(config: Description) -> dict[str, Any]:
     """
     names = _Names()
     entries: list[dict[str, Any]] = []
-    for index, entry in enumerate(config.configs):
+    for index, entry in enumerate(config.shared_configs):
         place = f"configs[{index}] {entry.normal_pattern}"
         entries.append(_entry(entry, names, place))
     data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "name": config.name}

@@ -35,7 +35,7 @@ def validate(config: Description, engine: Any = None) -> list[Finding]:
     dtypes = engine_dtypes(engine)
     neighbours = Neighbours(config)
     findings: list[Finding] = []
-    for index, (pattern, entry) in enumerate(config.entries.items()):
+    for index, (pattern, entry) in enumerate(config.shared_entries.items()):
         place = Place(index, str(pattern))
         findings.extend(entry_findings(entry, neighbours, place))
         findings.extend(dtype_config_findings(entry.dtype_configs, place, entry.where))

@@ -36,10 +36,10 @@ class Neighbours:
     """What the rules need to know about all entries of a backend, looked up by key."""
 
     def __init__(self, config: Description) -> None:
-        self.entries = config.entries
+        self.entries = config.shared_entries
         self.references = {
             entry.root_module
-            for entry in config.configs
+            for entry in config.shared_configs
             if entry.root_module is not None and entry.reference_quantized_module is not None
         }
         self._wildcards: dict[tuple[Any, int], list[tuple[int, NormalPattern]]] = {}
