@@ -14,8 +14,8 @@ from torch.ao.quantization import quantize_dynamic as theirs
 import backquant
 from backquant import UsageError, default_dynamic_qconfig
 from backquant.api import quantize_dynamic
-from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.quantized import packing_for
+from backquant.nn.quantized.scaled import Scaled
 from backquant.qconfig import float16_dynamic_qconfig, per_channel_dynamic_qconfig
 
 
@@ -53,7 +53,7 @@ def by_torch(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 def kernels(model: nn.Module) -> set[str]:
-    return {path for path, module in model.named_modules() if isinstance(module, KernelModule)}
+    return {path for path, module in model.named_modules() if isinstance(module, Scaled)}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -79,7 +79,7 @@ def test_the_request_is_that_of_torch(tagger: Tagger) -> None:
     quantized = quantize_dynamic(tagger, per_layer)
     assert kernels(quantized) == {"head.0", "rnn"}
     assert quantized.head[0].weight_scale.numel() == 8
-    assert quantized.rnn.config.weight_dtype == torch.float16
+    assert quantized.rnn.weight_dtype == torch.float16
     tagger.rnn.qconfig = default_dynamic_qconfig
     assert kernels(quantize_dynamic(tagger, set())) == {"rnn"}
 
@@ -147,5 +147,5 @@ def test_bad_requests(
 def test_a_single_layer(words: torch.Tensor) -> None:
     linear = nn.Linear(5, 3)
     quantized = backquant.api.quantize_dynamic(linear)
-    assert isinstance(quantized, KernelModule)
+    assert isinstance(quantized, Scaled)
     assert (quantized(words.float()) - linear(words.float())).abs().max() < 0.2

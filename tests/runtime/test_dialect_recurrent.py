@@ -1,4 +1,7 @@
-"""A static LSTM is shown as PyTorch's: quantized tensors in, a tuple of them out, with the bits that run."""
+"""Recurrent layers are shown as PyTorch's, with the bits that run.
+
+Static ones take and give quantized tensors, dynamic ones floats.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.nn.quantized.dynamic
+import torch.ao.quantization.quantize_fx
 from backquant.ao.nn import quantizable, quantized
 from backquant.ao.quantization import get_default_qconfig_mapping
 from backquant.ao.quantization.fx.custom_config import PrepareCustomConfig
@@ -16,6 +21,7 @@ from backquant.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch import nn
 
 import backquant
+import backquant.ao
 
 
 class Reader(nn.Module):
@@ -104,3 +110,85 @@ def test_a_dynamic_layer_that_is_called_twice_is_no_lstm() -> None:
     model = convert_fx(prepared)
     assert len([node for node in model.graph.nodes if node.op == "call_module"]) == 2
     assert torch.equal(model(x), model._literally(x))
+
+
+class Between(nn.Module):
+    """A recurrent layer or cell between floats, and a linear layer that reads its result."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn = kind(8, 16, **options)
+        self.fc = nn.Linear(32 if options.get("bidirectional") else 16, 4)
+        self.gives_one = kind in (nn.GRUCell, nn.RNNCell)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.rnn(x)
+        return self.fc(out if self.gives_one else out[0])
+
+
+def dynamic(ao: Any, qconfig: str, kind: Any, **options: Any) -> tuple[Any, torch.Tensor]:
+    x = torch.randn(3, 8) if issubclass(kind, nn.RNNCellBase) else torch.randn(5, 3, 8)
+    mapping = ao.quantization.QConfigMapping().set_global(getattr(ao.quantization, qconfig))
+    prepare, convert = (
+        ao.quantization.quantize_fx.prepare_fx,
+        ao.quantization.quantize_fx.convert_fx,
+    )
+    return convert(prepare(Between(kind, **options).eval(), mapping, (x,))), x
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # PyTorch's own, of its cells
+@pytest.mark.parametrize(
+    "qconfig", ["default_dynamic_qconfig", "float16_dynamic_qconfig", "per_channel_dynamic_qconfig"]
+)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (nn.LSTM, {}),
+        (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+        (nn.GRU, {"batch_first": True}),
+        (nn.LSTMCell, {}),
+        (nn.GRUCell, {}),
+        (nn.RNNCell, {"nonlinearity": "relu"}),
+    ],
+)
+def test_a_dynamic_one_is_shown_as_pytorchs(
+    kind: Any, options: dict[str, Any], qconfig: str
+) -> None:
+    theirs, x = dynamic(torch.ao, qconfig, kind, **options)
+    model, _ = dynamic(backquant.ao, qconfig, kind, **options)
+    assert type(model.rnn) is getattr(backquant.ao.nn.quantized.dynamic, kind.__name__)
+    assert model.rnn._get_name() == theirs.rnn._get_name()
+    assert repr(model.rnn) == repr(theirs.rnn)
+    assert [(n.op, n.target) for n in model.graph.nodes] == [
+        (n.op, n.target) for n in theirs.graph.nodes
+    ]
+    assert list(model.rnn.get_weight()) == list(theirs.rnn.get_weight())
+    assert list(model.rnn.get_bias()) == list(theirs.rnn.get_bias())
+    for name, weight in theirs.rnn.get_weight().items():
+        assert torch.equal(model.rnn.get_weight()[name].dequantize().float(), weight.dequantize())
+    expected = theirs(x)
+    fresh, _ = dynamic(backquant.ao, qconfig, kind, **options)
+    fresh.load_state_dict(theirs.state_dict())
+    seen: list[Any] = []
+    again = copy.deepcopy(model)
+    again.rnn.register_forward_hook(lambda *_: seen.append(1))
+    results = [
+        model(x),
+        model._literally(x),
+        fresh(x),
+        pickle.loads(pickle.dumps(model))(x),
+        again(x),
+    ]
+    assert all(torch.equal(result, expected) for result in results)
+    assert seen == [1]
+
+
+def test_a_dynamic_one_takes_another_weight() -> None:
+    model, x = dynamic(backquant.ao, "default_dynamic_qconfig", nn.GRU)
+    before = model(x)
+    held = {**model.rnn.get_weight(), **model.rnn.get_bias()}
+    model.rnn.set_weight_bias(held)
+    assert torch.equal(model(x), before)
+    model.rnn.set_weight_bias({**held, "bias_ih_l0": torch.ones(48)})
+    assert not torch.equal(model(x), before)

@@ -115,8 +115,8 @@ def quantize_dynamic(
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     >>> quantized = quantize_dynamic(model, {nn.Linear})
-    >>> type(quantized[0]).__name__, type(model[0]).__name__, quantized(torch.ones(2, 4)).shape
-    ('DynamicLinear', 'Linear', torch.Size([2, 4]))
+    >>> type(quantized[0]).__name__, quantized[0].weight().dtype, quantized(torch.ones(2, 4)).shape
+    ('Linear', torch.qint8, torch.Size([2, 4]))
     """
     if mapping is not None:
         raise UsageError(
@@ -127,4 +127,4 @@ def quantize_dynamic(
     requested = requested_by_path(given_model(model), qconfig_spec, dtype)
     alone = kernels_alone(model, requested, given_backend(backend_config))
     warn_of_skipped(alone.plan, *map(str, alone.left_in_float))
-    return with_kernels(model, alone.kernels, inplace=inplace)
+    return with_kernels(model, alone.shown, inplace=inplace)

@@ -11,7 +11,7 @@ from torch import nn
 
 from backquant.errors import UsageError, did_you_mean
 from backquant.graph import get_module
-from backquant.lower.kernels.configured import KernelModule
+from backquant.nn.quantized.scaled import Scaled
 from backquant.qconfig import (
     QConfig,
     default_dynamic_qconfig,
@@ -62,9 +62,7 @@ def requested_by_path(model: nn.Module, given: Any, dtype: torch.dtype) -> dict[
     }
 
 
-def with_kernels(
-    model: nn.Module, kernels: Mapping[str, KernelModule], *, inplace: bool
-) -> nn.Module:
+def with_kernels(model: nn.Module, kernels: Mapping[str, nn.Module], *, inplace: bool) -> nn.Module:
     """A copy of ``model``, or ``model`` itself, with these kernels in the place of its modules, by path.
 
     >>> with_kernels(nn.Sequential(nn.ReLU()), {}, inplace=False)
@@ -109,6 +107,6 @@ def _without_float_paths(model: nn.Module) -> None:
 def _transformers(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         if isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer)) and any(
-            isinstance(inner, KernelModule) for inner in module.modules()
+            isinstance(inner, Scaled) for inner in module.modules()
         ):
             yield module

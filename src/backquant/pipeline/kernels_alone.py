@@ -23,12 +23,14 @@ from backquant.qconfig import QConfig, QConfigMapping
 
 class KernelsAlone(NamedTuple):
     """``kernels``: the kernels by path. ``plan``, ``left_in_float``: why other modules have none.
-    ``modules``: the module at each path, kernel or not."""
+    ``modules``: the module at each path, kernel or not. ``shown``: what stands for each kernel, with its
+    weight and scales to read."""
 
     kernels: dict[str, KernelModule]
     plan: Plan
     left_in_float: tuple[Reason, ...] = ()
     modules: Mapping[str, nn.Module] = MappingProxyType({})
+    shown: Mapping[str, nn.Module] = MappingProxyType({})
 
 
 def kernels_alone(
@@ -64,4 +66,5 @@ def kernels_alone(
     runs = lowered.graph_module
     modules = {path: runs.get_submodule(name) for path, name in names.items()}
     kernels = {path: found for path, found in modules.items() if isinstance(found, KernelModule)}
-    return KernelsAlone(kernels, lowered.plan, lowered.left_in_float, modules)
+    shown = {path: lowered.get_submodule(names[path]) for path in kernels}
+    return KernelsAlone(kernels, lowered.plan, lowered.left_in_float, modules, shown)

@@ -30,7 +30,7 @@ import backquant.nn.intrinsic as nni
 import backquant.nn.intrinsic.quantized as nniq
 from backquant.convert import ReferenceModel, reference_state
 from backquant.graph import assemble, copied_graph, get_module
-from backquant.lower.dynamic import is_dynamic_boundary
+from backquant.lower.dynamic import dynamic_input, is_dynamic_boundary
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.nn.quantized import conv, functions, linear
 from backquant.nn.quantized import reference as nnqr
@@ -57,6 +57,7 @@ from backquant.runtime.dialect_operators import (
     number_call,
     packed_weight,
     put_together,
+    recurrent,
     results_of,
 )
 from backquant.runtime.record import LoweredRecord
@@ -265,8 +266,13 @@ class _Dialect:
         if kernel is None:
             return
         called = self._called(last)
-        shown = None if called is None else embedding(kernel, called)
+        shown = None
+        if called is not None:
+            shown = embedding(kernel, called) or recurrent(kernel, called)
         if shown is not None:
+            x = dynamic_input(last.args[0]) if last.args else None
+            if x is not None:
+                last.args = (x.source, *last.args[1:])
             self._put(last, shown)
             return
         is_relu = self._is_relu(last)

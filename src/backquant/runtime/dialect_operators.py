@@ -26,6 +26,7 @@ from backquant.lower.kernels.embedding import (
 )
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
+from backquant.lower.kernels.recurrent import QuantizedCell, QuantizedRecurrent
 from backquant.nn.quantized import dynamic
 
 # Weights of functional layers in PyTorch's quantized dialect: objects of its engine.
@@ -306,6 +307,7 @@ _EMBEDDINGS: dict[type, type[dynamic.Embedding]] = {
     QuantizedEmbedding: dynamic.Embedding,
     QuantizedEmbeddingBag: dynamic.EmbeddingBag,
 }
+_RECURRENT = (QuantizedRecurrent, QuantizedCell)
 _TENSORS = ("weight_scale", "weight_zero_point")
 
 
@@ -320,7 +322,7 @@ class Layer(NamedTuple):
 def kernels_by_node(graph_module: fx.GraphModule) -> dict[str, nn.Module]:
     """The kernels between floats of a lowered model, by the last node of the reference model that each
     computes."""
-    suffix, kinds = "_lowered", (DynamicLinear, *_EMBEDDINGS)
+    suffix, kinds = "_lowered", (DynamicLinear, *_EMBEDDINGS, *_RECURRENT)
     paths = {path for path, module in graph_module.named_modules() if isinstance(module, kinds)}
     nodes = (node for node in graph_module.graph.nodes if node.target in paths) if paths else ()
     return {
@@ -390,6 +392,23 @@ def _table(kind: Any, config: EmbeddingConfig, tensors: Mapping[str, Any]) -> nn
     scale, zero_point = (tensors[name].expand(rows) for name in _TENSORS)
     table = rowwise_table(tensors["weight"], scale, zero_point, config.bits)
     made: nn.Module = kind(config, table)
+    return made
+
+
+def recurrent(kernel: nn.Module, module: Any) -> nn.Module | None:
+    """What a recurrent layer or cell with this kernel is shown as."""
+    if not isinstance(kernel, _RECURRENT):
+        return None
+    made: nn.Module = getattr(dynamic, type(module).__name__).from_reference(module)
+    made.kernel = partial(_recurrent, type(kernel), kernel.config)
+    return made
+
+
+def _recurrent(kind: Any, config: Any, tensors: Mapping[str, Any]) -> nn.Module:
+    made: nn.Module = kind(
+        config,
+        {n: t.reshape(-1) if n.endswith(("_scale", "_point")) else t for n, t in tensors.items()},
+    )
     return made
 
 

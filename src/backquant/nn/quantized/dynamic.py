@@ -1,5 +1,5 @@
-"""Layers with integer weights between floats: linear layers that quantize their input at each call, and
-tables of embeddings."""
+"""Layers with integer weights between floats: linear and recurrent layers that quantize their input at each
+call, and tables of embeddings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from backquant.errors import UsageError
+from backquant.nn.quantized.reference.module import bare
 from backquant.nn.quantized.scaled import Weighted
 from backquant.observe import default_weight_observer
 
-__all__ = ["Embedding", "EmbeddingBag", "Linear", "LinearReLU"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Embedding",
+    "EmbeddingBag",
+    "GRUCell",
+    "LSTMCell",
+    "Linear",
+    "LinearReLU",
+    "RNNCell",
+]
 
 _NUMBERS = ("weight_scale", "weight_zero_point")
 
@@ -34,14 +46,6 @@ class _Between(Weighted):
         """As the float module."""
         out: torch.Tensor = self._packed(*args, **kwargs)
         return out
-
-    def weight(self) -> torch.Tensor:
-        """The weight as a quantized tensor; a float16 weight, and one with float zero points, as it is."""
-        held = self._buffers["weight"]
-        zero_point = self._buffers["weight_zero_point"]
-        assert held is not None and zero_point is not None
-        is_plain = held.is_floating_point() or zero_point.is_floating_point()
-        return held if is_plain else super().weight()
 
 
 class Linear(_Between):
@@ -71,9 +75,11 @@ class Linear(_Between):
         return f"DynamicQuantized{type(self).__name__}"
 
     def extra_repr(self) -> str:
-        weight = self._buffers["weight"]
-        dtype = torch.float16 if weight is not None and weight.is_floating_point() else torch.qint8
-        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={dtype}"
+        features = f"in_features={self.in_features}, out_features={self.out_features}"
+        weight = self.weight()
+        if not weight.is_quantized:
+            return f"{features}, dtype=torch.float16"
+        return f"{features}, dtype=torch.qint8, qscheme={weight.qscheme()}"
 
 
 class LinearReLU(Linear):
@@ -146,3 +152,98 @@ def _packed_rows(dtype: torch.dtype, tensors: Mapping[str, Any]) -> Any:
     rows = (integers - zero_point.float()[:, None]) * scale[:, None]
     table = torch.quantize_per_channel(rows, scale.float(), zero_point.float(), 0, dtype)
     return torch.ops.quantized.embedding_bag_prepack(table)
+
+
+class _Recurrent(_Between):
+    """Weights and biases have the names of the float module, each weight's scale and zero point beside it."""
+
+    weight_names: tuple[str, ...]
+
+    @classmethod
+    def from_reference(cls: Any, module: Any, scale: Any = 1.0, zero_point: Any = 0) -> Any:  # noqa: ARG003
+        """The quantized form of a reference module, with which it shares the integers."""
+        settings = {k: v for k, v in vars(module).items() if not k.startswith(("_", "weight_"))}
+        made = bare(cls, {**settings, "weight_names": module.weight_names})
+        held = {**module._parameters, **module._buffers}
+        for name in tensors_of(module.weight_names):
+            value = held.get(name)
+            made._buffers[name] = None if value is None else value.detach()
+        made._weight_axis = vars(module)[f"{module.weight_names[0]}_axis"]
+        return made
+
+    @classmethod
+    def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Any:  # noqa: ARG003
+        """Raises ``UsageError``: there is no such conversion by itself."""
+        raise UsageError(
+            f"a quantized {cls.__name__} is made by conversion",
+            where=f"nn.quantized.dynamic.{cls.__name__}.from_float",
+            fix="backquant.quantize_dynamic(model, {torch.nn." + cls.__name__ + "})",
+        )
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """``torch.qint8``, or ``torch.float16``."""
+        half = self.get_buffer(self.weight_names[0]).is_floating_point()
+        return torch.float16 if half else torch.qint8
+
+    dtype = weight_dtype
+
+    def get_weight(self) -> dict[str, torch.Tensor]:
+        """The weights as quantized tensors, by name; float16 weights as they are."""
+        return {name: self._weight(name) for name in self.weight_names}
+
+    def get_bias(self) -> dict[str, torch.Tensor | None]:
+        """The float biases, by name."""
+        return {name: self._buffers[name] for name in map(_bias, self.weight_names)}
+
+    def set_weight_bias(self, weight_bias_dict: Mapping[str, Any]) -> None:
+        """Take other quantized weights and biases, by name, as PyTorch's modules do."""
+        for name in self.weight_names:
+            self._take_weight(name, weight_bias_dict[name])
+            self._buffers[_bias(name)] = weight_bias_dict[_bias(name)]
+
+    def _get_name(self) -> str:
+        return f"DynamicQuantized{type(self).__name__}"
+
+
+def _bias(weight: str) -> str:
+    return weight.replace("weight", "bias", 1)
+
+
+def tensors_of(weights: tuple[str, ...]) -> list[str]:
+    """The names of what belongs to these weights.
+
+    >>> tensors_of(("weight_ih",))
+    ['weight_ih', 'weight_ih_scale', 'weight_ih_zero_point', 'bias_ih']
+    """
+    return [n for w in weights for n in (w, f"{w}_scale", f"{w}_zero_point", _bias(w))]
+
+
+class _Layer(_Recurrent):
+    def extra_repr(self) -> str:
+        return nn.RNNBase.extra_repr(self)  # type: ignore[arg-type]
+
+
+class LSTM(_Layer):
+    """``nn.LSTM`` that rounds its input and hidden state at each step."""
+
+
+class GRU(_Layer):
+    """``nn.GRU`` that rounds its input and hidden state at each step."""
+
+
+class _Cell(_Recurrent):
+    def extra_repr(self) -> str:
+        return nn.RNNCellBase.extra_repr(self)  # type: ignore[arg-type]
+
+
+class LSTMCell(_Cell):
+    """``nn.LSTMCell`` that rounds its input and hidden state."""
+
+
+class GRUCell(_Cell):
+    """``nn.GRUCell`` that rounds its input and hidden state."""
+
+
+class RNNCell(_Cell):
+    """``nn.RNNCell`` that rounds its input and hidden state."""

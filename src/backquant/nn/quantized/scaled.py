@@ -75,6 +75,7 @@ _ScaledT = TypeVar("_ScaledT", bound="Scaled")
 _SIGNED = 128
 _TENSORS = ("weight", "weight_scale", "weight_zero_point", "bias")
 _ENDS = ("min", "max")
+_BY_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric)
 
 # PyTorch says once per process that quantized tensors are deprecated: here, so that no user sees it.
 with warnings.catch_warnings():
@@ -311,12 +312,32 @@ class Weighted(Scaled):
 
     def weight(self) -> torch.Tensor:
         """The weight as a quantized tensor."""
-        integers, scale, zero_point = (_held(self, name) for name in _TENSORS[:3])
+        return self._weight("weight")
+
+    def _weight(self, name: str) -> torch.Tensor:
+        parts = (_held(self, name + part) for part in ("", "_scale", "_zero_point"))
+        integers, scale, zero_point = parts
+        if integers.is_floating_point() or zero_point.is_floating_point():
+            return integers
         if scale.dim() == 0 or scale.numel() == 1:
             make = torch._make_per_tensor_quantized_tensor
             return make(integers, float(scale.reshape(())), int(zero_point.reshape(())))
         per_channel = torch._make_per_channel_quantized_tensor
         return per_channel(integers, scale.double(), zero_point, self._weight_axis)
+
+    def _take_weight(self, name: str, weight: torch.Tensor) -> None:
+        if weight.is_quantized and weight.qscheme() in _BY_CHANNEL:
+            scale, zero_point = weight.q_per_channel_scales(), weight.q_per_channel_zero_points()
+            self._weight_axis = weight.q_per_channel_axis()
+        elif weight.is_quantized:
+            scale = torch.tensor(weight.q_scale())
+            zero_point = torch.tensor(weight.q_zero_point())
+        else:
+            scale, zero_point = torch.ones(()), torch.zeros(())
+        integers = weight.int_repr() if weight.is_quantized else weight.half()
+        held = (integers, scale.float(), zero_point.long())
+        names = (name, f"{name}_scale", f"{name}_zero_point")
+        self._buffers.update(zip(names, held, strict=True))
 
     def bias(self) -> torch.Tensor | None:
         """The float bias."""
@@ -324,19 +345,13 @@ class Weighted(Scaled):
 
     def set_weight_bias(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Take another quantized weight and bias, as PyTorch's modules do."""
-        if weight.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric):
-            scale, zero_point = weight.q_per_channel_scales(), weight.q_per_channel_zero_points()
-            self._weight_axis = weight.q_per_channel_axis()
-        else:
-            scale = torch.tensor(weight.q_scale())
-            zero_point = torch.tensor(weight.q_zero_point())
-        self._take(weight.int_repr(), scale.float(), zero_point.long(), bias)
+        self._take_weight("weight", weight)
+        self._buffers["bias"] = bias
 
     @property
     def _packed(self) -> Any:
         """The engine's object, of the tensors as they are."""
-        tensors = [self._buffers[name] for name in _TENSORS]
-        now = [(id(t), None if t is None else t._version) for t in tensors]
+        now = [(id(t), None if t is None else t._version) for t in self._buffers.values()]
         kept: Any = self.__dict__.get("_cached")
         if kept is None or kept[0] != now:
             with self.packing():
