@@ -40,5 +40,5 @@ def compare(module: Path, name: str, text: str) -> None:
         path.parent.mkdir(exist_ok=True)
         written = (f"=== {key} ===\n{known[key]}" for key in sorted(known))
         path.write_text("\n".join(written), encoding="utf-8")
-    following.check(module.stem, text)
+    following.check(text)
     assert known.get(name, "(no such section)\n") == text, f"{path} holds another text for {name}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +122,20 @@ def test_infinite_values_are_refused_where_they_are_rounded_alone() -> None:
         backquant.compare(model, quantized, [data[0], endless])
     with pytest.raises(CalibrationError, match="'x' of batch 1 holds 0 NaN and 32 infinite"):
         backquant.sensitivity(model, calibration=data, data=[data[0], endless])
+
+
+def _compared(case: Case, data: list[Any], **more: Any) -> None:
+    """What the fixes of ``refused`` come to."""
+    assert backquant.compare(case.model, case.quantized, data, **more).sqnr > 10
+
+
+BY_HAND = {
+    "batch = (x,)": lambda _, n: _compared(n["cases"]["trace"], [(n["cases"]["trace"].data[0],)]),
+    "pass the float model": lambda _, n: _compared(n["cases"]["trace"], n["cases"]["trace"].data),
+    "metric=": lambda _, n: _compared(
+        n["cases"]["trace"], n["cases"]["trace"].data, metric=lambda model: 0.5
+    ),
+    "a metric that is finite": lambda _, n: _compared(
+        n["cases"]["trace"], n["cases"]["trace"].data, metric=lambda model: 0.0
+    ),
+}

@@ -373,3 +373,52 @@ def test_equalization_is_refused(net: nn.Module, snapshot: Callable[..., None]) 
     with pytest.raises(UsageError) as caught:
         backquant.prepare_fx(net, QConfigMapping(), IMAGE, _equalization_config=QConfigMapping())
     snapshot("prepare-equalization", caught.value)
+
+
+def _right(**changes: Any) -> None:
+    """What a fix says to pass, to a model of images."""
+    quantize(**changes)(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval())
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(f"schema_version: 1\nname: mine\n{text}    dtype_configs: [{{}}]\n")
+    return path
+
+
+def _parts(*_: object) -> None:
+    """What decides is a submodule, or is called with the arguments that are passed."""
+    custom = backquant.PrepareCustomConfig().set_non_traceable_module_names(["gate"])
+    x = torch.ones(2, 4)
+    for model, capture in ((Holder(), "trace"), (nn.Sequential(Optional()), "auto")):
+        named = custom if isinstance(model, Holder) else None
+        backquant.quantize(
+            model.eval(), calibration=[x], capture=capture, prepare_custom_config=named
+        )
+
+
+BY_HAND = {
+    "model(*example_inputs)": lambda _, n: nn.LazyLinear(3)(n["x"]),
+    "backquant.quantize(MyModel()": lambda _, n: quantize(calibration=[n["x"]])(n["linear"]),
+    "_equalization_config=None": lambda _, n: backquant.prepare_fx(
+        n["net"].eval(), QConfigMapping(), IMAGE, _equalization_config=None
+    ),
+    'did you mean "engine"?': lambda _, n: backquant.BackendConfig.load(
+        _written(n["path"], "engine: x86\nentries:\n  - pattern: torch.add\n")
+    ),
+    "example_inputs=(x,)": lambda *_: _right(example_inputs=(IMAGE,)),
+    "calibration=[(x,), ...]": lambda *_: _right(calibration=[(IMAGE,)]),
+    "batch = (x,)": lambda *_: _right(calibration=[(IMAGE,)]),
+    "without labels": lambda *_: _right(calibration=[x for x, _ in [(IMAGE, 0)]]),
+    "tensors, not numpy arrays": lambda *_: _right(
+        example_inputs=torch.from_numpy(np.zeros((1, 3, 8, 8), "float32"))
+    ),
+    "float32 like the model": lambda *_: _right(example_inputs=IMAGE.double().float()),
+    "give batches like those before": lambda *_: _right(calibration=[IMAGE, IMAGE]),
+    **dict.fromkeys(
+        ["the model does something else", "move these lines", "tracing decides"], _parts
+    ),
+    **dict.fromkeys(
+        ["Linear(...)", "model._orig_mod", "model.module", "pass the nn.Module", "pass the float"],
+        lambda _, n: quantize(calibration=[n["x"]])(n["linear"]),
+    ),
+}

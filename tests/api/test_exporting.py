@@ -92,3 +92,12 @@ def test_a_capture_that_cannot_be(name: str, arguments: dict[str, Any], snapshot
     with pytest.raises(BackquantError) as raised:
         Capturing(**arguments)
     snapshot(name, raised.value, {"addmm: mat1": "mat1"})  # PyTorch 2.15 names the operator
+
+
+BY_HAND = {
+    'capture="auto"': lambda *_: [Capturing(how) for how in ("auto", "trace", "export")],
+    "dynamic_shapes=None": lambda *_: Capturing("trace", dynamic_shapes=None),
+    "backquant.export(quantized.cpu()": lambda _, n: backquant.export(
+        _quantized().cpu(), n["tmp_path"] / "a.onnx"
+    ),
+}

@@ -88,3 +88,16 @@ def test_refusals(tmp_path: Path, snapshot: Callable[..., None]) -> None:
         backquant.quantize_files(dict, tmp_path, tmp_path / "m.bq", calibration=data)
     snapshot("no-module", usage.value)
     assert not (tmp_path / "m.bq").exists()
+
+
+BY_HAND = {
+    "calibrate with MinMaxObserver": lambda _, n: backquant.quantize_files(
+        n["model"], n["tmp_path"], n["tmp_path"] / "n.bq", calibration=n["data"]
+    ),
+    "quantize_files(": lambda _, n: backquant.quantize_files(
+        lambda: nn.Sequential(nn.Linear(4, 4)),
+        n["tmp_path"],
+        n["tmp_path"] / "o.bq",
+        calibration=n["data"],
+    ),
+}

@@ -118,3 +118,17 @@ def test_training_mode_cannot_be_folded(net: Net) -> None:
     with pytest.raises(ConfigError):
         fuse_modules(net, ["conv", "bn"])
     assert isinstance(net.bn, nn.BatchNorm2d)
+
+
+BY_HAND = {
+    "paths are those": lambda _, n: fuse_modules(n["net"].eval(), ["conv", "bn"]),
+    "fuse_custom_config_dict": lambda _, n: fuse_modules(
+        n["net"].eval(),
+        ["relu", "conv"],
+        fuse_custom_config_dict={
+            "additional_fuser_method_mapping": {
+                (nn.ReLU, nn.Conv2d): lambda is_qat, *modules: nn.Sequential(*modules)
+            }
+        },
+    ),
+}

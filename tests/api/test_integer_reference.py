@@ -349,3 +349,15 @@ def test_tables_with_fewer_entries_interpolate(tmp_path: Path, layer: nn.Module)
     assert 0 < float((whole - few).abs().max()) <= 8 * step
     backquant.save(made[513], tmp_path / "m.bq")
     assert torch.equal(backquant.load(tmp_path / "m.bq")(x), few)
+
+
+BY_HAND = {
+    "qconfig_mapping.set_module_name": lambda _, n: [
+        converted(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+            torch.randn(2, 4),
+            backquant.default_mapping("x86").set_module_name("0", None),
+            get_backend_config("x86"),
+        )
+    ],
+}

@@ -103,3 +103,10 @@ def test_a_saved_model_takes_the_named_tuple_that_it_was_quantized_with(tmp_path
     backquant.save(quantized, tmp_path / "model.bq")
     loaded = backquant.load(tmp_path / "model.bq")
     torch.testing.assert_close(loaded(batch), quantized(batch), rtol=0, atol=0)
+
+
+BY_HAND = {
+    "backquant.quantize(program": lambda _, n: backquant.quantize(
+        n["program"], n["x"], backend="x86", calibration=[n["x"]]
+    ),
+}

@@ -268,3 +268,21 @@ def test_a_state_of_something_else(net: Any, tmp_path: Path) -> None:
         with pytest.raises(UsageError) as error:
             backquant.search(model, data, budget={"min_sqnr": 20}, times=None, resume=path)
         snapshot(Path(__file__), name, str(error.value).replace(str(tmp_path), "DIR"))
+
+
+def _searched(names: dict[str, Any], **more: Any) -> None:
+    """With a metric that tells the float model from outputs in random order, and is a finite number."""
+    model, data = names["net"]
+    wanted = [model(batch) for batch in data]
+
+    def metric(one: Any) -> float:
+        pairs = zip(data, wanted, strict=True)
+        return -float(sum((one(x) - y).square().mean() for x, y in pairs))
+
+    backquant.search(model, data, times=None, budget={"max_drop": 9.0}, metric=metric, **more)
+
+
+BY_HAND = {
+    **dict.fromkeys(["metric=", "a metric"], lambda _, n: _searched(n)),
+    "resume=": lambda _, n: _searched(n, resume=n["tmp_path"] / "new.json"),
+}

@@ -21,3 +21,10 @@ def test_weights_of_torchao(call: str, snapshot: Any) -> None:
     with pytest.raises(UsageError) as raised:
         getattr(backquant, call)(model, torch.ones(1, 64), backend="x86")
     snapshot("torchao", str(raised.value))
+
+
+BY_HAND = {
+    "pass the float model": lambda *_: backquant.quantize(
+        nn.Linear(32, 32), calibration=[torch.ones(2, 32)]
+    ),
+}

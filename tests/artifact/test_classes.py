@@ -109,3 +109,12 @@ def test_class_path_of_an_inner_class() -> None:
         pass
 
     assert class_path(Local).endswith("test_class_path_of_an_inner_class.<locals>.Local")
+
+
+BY_HAND = {
+    "let the tracer go": lambda *_: storable_path(nn.ReLU, "head"),
+    "torch.nn.utils.parametrize": lambda _, n: nn.utils.parametrize.remove_parametrizations(
+        n["parametrized"], "weight"
+    ),
+    'allow=("mylib",)': lambda *_: find_class("pathlib.Path", ("pathlib",)),
+}

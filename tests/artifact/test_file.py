@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -218,3 +219,20 @@ def test_errors_while_reading_name_the_file(snapshot: Callable[..., None]) -> No
         raise EngineError("no such engine")
     with pytest.raises(ArtifactError), readable("model.bq"):
         raise RecursionError("nested too deeply")
+
+
+def _written(folder: Path) -> None:
+    """Into a folder that is there, under a name of UTF-8, by this version."""
+    path = folder / "made" / "model.bq"
+    path.parent.mkdir(exist_ok=True)
+    write_file(path, MANIFEST, TENSORS)
+    read_file(path)
+    shutil.rmtree(path.parent)
+
+
+BY_HAND = {
+    **dict.fromkeys(
+        ["check the path", "quantize the model again", "mkdir -p", "path=", "rename it"],
+        lambda _, n: _written(n["tmp_path"]),
+    ),
+}

@@ -4,6 +4,7 @@ import builtins
 import math
 import operator
 import os
+import pathlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -303,3 +304,17 @@ def test_functions_that_another_package_replaced(monkeypatch: pytest.MonkeyPatch
     finally:
         for cached in caches:
             cached.cache_clear()
+
+
+def _allowed(*_: object) -> None:
+    """What is allowed by name is read."""
+    assert find_function("pathlib.Path", allow=("pathlib",)) is pathlib.Path
+    assert find_function("torch.ops.aten.set_", allow=("torch.ops.aten.set_",))
+
+
+BY_HAND = {
+    "express it with": lambda *_: function_path(torch.relu),
+    "functions of operator": lambda *_: [find_function("operator.mod"), find_function("math.fmod")],
+    'allow=("mylib",)': _allowed,
+    'allow=("torch.ops.aten': _allowed,
+}

@@ -245,3 +245,8 @@ def test_messages(snapshot: Callable[..., None]) -> None:
     with pytest.raises(ArtifactError) as caught:
         encoded(graph)
     snapshot("graph-codegen", caught.value)
+
+
+BY_HAND = {
+    "trace the model": lambda *_: encoded(fx.symbolic_trace(nn.ReLU()).graph),
+}

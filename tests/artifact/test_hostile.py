@@ -308,3 +308,10 @@ def test_a_call_does_not_grow_beyond_what_layers_do() -> None:
         check_call(
             "torch.conv_transpose2d", torch.conv_transpose2d, (None,) * 3, {"stride": 256}, "n"
         )
+
+
+BY_HAND = {
+    "a layer of a file": lambda _, n: n["round_trip"](
+        n["wrapped"](nn.Sequential(nn.ConvTranspose1d(2, 2, 3, stride=2)))
+    ),
+}

@@ -293,3 +293,14 @@ def test_a_dict_has_each_key_once(snapshot: Callable[..., None]) -> None:
             with pytest.raises(ArtifactError, match="twice") as caught:
                 Decoder(TensorReader({}, {})).decode({kind: [[first, 1], [second, 2]]})
     snapshot("dict-with-a-key-twice", caught.value)
+
+
+BY_HAND = {
+    **dict.fromkeys(
+        ["call it in forward", "artifacts hold plain", "use plain numbers"],
+        lambda *_: [
+            Encoder(TensorWriter().add).encode(one, "fc.attribute (Linear)")
+            for one in (1, "a", (1.5, [None]), {"x": torch.eye(2)}, torch.float32)
+        ],
+    ),
+}

@@ -301,3 +301,26 @@ def test_a_preserved_attribute_cannot_hide_a_method(snapshot: Callable[..., None
     with pytest.raises(ArtifactError) as caught:
         ModuleDecoder(Decoder(TensorReader({}, {}))).decode(entry)
     snapshot("module-crafted-preserved", caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+def _mended() -> nn.Module:
+    """A model after what the messages ask for: no hooks, no parametrizations, plain names and values."""
+    one, other = (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)) for _ in range(2))
+    handle = other.register_forward_pre_hook(lambda *_: None)
+    handle.remove()
+    for module in (one, other):
+        torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
+    return nn.Sequential(one, other, nn.ModuleDict({"a_b": nn.ReLU()})["a_b"])
+
+
+BY_HAND = {
+    **dict.fromkeys(
+        [
+            *("write them as", "use plain numbers", "let the tracer", "before quantizing: handle"),
+            *("artifacts hold", "rename the module", "before quantizing: torch.nn.utils.remove"),
+            "torch.nn.utils.parametrize.remove_parametrizations",
+        ],
+        lambda *_: ModuleEncoder(Encoder(TensorWriter().add)).encode(_mended()),
+    ),
+}

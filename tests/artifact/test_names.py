@@ -115,3 +115,10 @@ def test_messages(snapshot: Callable[..., None]) -> None:
         with pytest.raises(ArtifactError) as caught:
             check()
         snapshot(f"name-{name}", caught.value)
+
+
+BY_HAND = {
+    "pass tensors": lambda *_: labels.check_attribute("shape", "node getattr_1"),
+    "call a function": lambda *_: labels.check_method("relu", "node relu"),
+    "rename the module": lambda *_: labels.check_path("a.b", "node a_b"),
+}

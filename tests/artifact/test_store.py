@@ -415,3 +415,13 @@ def test_classes_of_a_module_without_a_spec(
         model.eval(), calibration=[x], prepare_custom_config=custom, slower="keep"
     )
     assert bits(round_trip(found, allow=("bq_script",))(x)) == bits(found(x))
+
+
+BY_HAND = {
+    "backquant.save(": lambda _, n: backquant.save(
+        backquant.quantize(nn.Linear(2, 2), calibration=[torch.ones(1, 2)]), n["tmp_path"] / "x.bq"
+    ),
+    'allow=("bq_user_code",)': lambda _, n: backquant.load(
+        n["tmp_path"] / "model.bq", allow=("bq_user_code",)
+    ),
+}

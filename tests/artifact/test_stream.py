@@ -24,3 +24,8 @@ def test_a_dtype_that_files_have_not(snapshot: Callable[..., None]) -> None:
     with pytest.raises(ArtifactError) as caught:
         list(pieces({"t0": torch.ones(2, dtype=torch.complex128)}, {}))
     snapshot("dtype", caught.value)
+
+
+BY_HAND = {
+    "a buffer of another dtype": lambda *_: list(pieces({"t0": torch.ones(2).cfloat()}, {})),
+}

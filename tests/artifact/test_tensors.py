@@ -121,3 +121,8 @@ def test_messages(snapshot: Callable[..., None]) -> None:
     with pytest.raises(ArtifactError) as caught:
         TensorReader({"t0": odd}, {})
     snapshot("tensor-booleans", caught.value)
+
+
+BY_HAND = {
+    "artifacts hold plain": lambda *_: TensorWriter().add(torch.eye(2).to_sparse().to_dense()),
+}

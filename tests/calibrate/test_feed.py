@@ -163,7 +163,7 @@ def test_arguments_that_the_model_does_not_take(makers, batch, what):
     with pytest.raises(InputError, match="batch 0 does not fit") as error:
         calibrate(prepared, [batch])
     assert what in error.value.what
-    assert "forward takes (x)" in error.value.fix
+    assert "forward takes (x" in error.value.fix
 
 
 def test_nothing_is_printed_when_a_batch_fails(makers, capsys):

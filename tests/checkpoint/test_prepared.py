@@ -148,3 +148,10 @@ def test_a_state_of_training_is_none_of_calibration() -> None:
     _, ours, _ = _prepared(CASES["residual"], training=False)
     with pytest.raises(UsageError, match="prepare_qat_fx"):
         ours.load_state_dict(trained.state_dict())
+
+
+BY_HAND = {
+    "prepare with the model": lambda _, n: copy.deepcopy(n["ours"]).load_state_dict(
+        n["theirs"].state_dict()
+    ),
+}

@@ -148,3 +148,19 @@ def test_what_is_no_data(name: str, here: Path, snapshot: Callable[..., None]) -
     if "cannot be read: " in reason:  # numpy's and safetensors' own words
         text = text.replace(reason.split("cannot be read: ")[1], "<reason>")
     snapshot(f"data-{name}", text)
+
+
+def _written(*_: object) -> None:
+    """Arrays of numbers, named after arguments of forward, with as many samples each."""
+    np.savez("right.npz", x=X, y=X, flag=np.ones(5, bool))
+    assert len(list(load_data("right.npz", Two(), 2))) == 3
+
+
+BY_HAND = {
+    "give an .npz": _written,
+    "save plain arrays": _written,
+    "name a list": lambda *_: load_data("zoo:BATCHES", Two(), 2),
+    "it has: ": lambda *_: load_data("zoo:PAIR", Two(), 2),
+    "axis 0 counts": _written,
+    "name the arrays": _written,
+}

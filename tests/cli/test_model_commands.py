@@ -213,3 +213,21 @@ def test_missing_options_are_bad_usage(run: Run) -> None:
     for arguments in (("quantize",), ("quantize", "zoo:make"), ("explain",), ("inspect",)):
         result = run(*arguments)
         assert result.status == 2 and result.out == "" and "Missing" in result.err
+
+
+def _done(names: dict[str, Any], *arguments: str) -> None:
+    assert names["run"](*arguments).status == 0
+
+
+BY_HAND = {
+    "backquant.quantize(model.float()": lambda _, n: _done(n, *quantize("--force")),
+    **dict.fromkeys(
+        ["run from the folder", "move these lines", "example_inputs=(x,)"],
+        lambda _, n: _done(n, "explain", "zoo:make", "--inputs", IMAGE),
+    ),
+    "check the path": lambda _, n: _done(n, *quantize()) or _done(n, "inspect", "out.bq"),
+    "give an .npz": lambda _, n: _done(n, *quantize()),
+    "--data batches.npz": lambda _, n: _done(n, *quantize()),
+    "require=0.9": lambda _, n: _done(n, *quantize("--require", "0.9")),
+    "mkdir -p deep": lambda _, n: Path("deep").mkdir() or _done(n, *quantize("-o", "deep/out.bq")),
+}

@@ -107,3 +107,20 @@ def test_shape_message(snapshot: Callable[..., None]) -> None:
     with pytest.raises(UsageError) as caught:
         parse_inputs(["1x3x224x224"])
     snapshot("inputs", caught.value)
+
+
+def _repaired(*_: object) -> None:
+    """A module that imports, and makes a model."""
+    Path("repaired.py").write_text("from zoo import make")
+    load_model("repaired:make")
+
+
+BY_HAND = {
+    "--inputs": lambda *_: parse_inputs(["1,3,224,224:float32"]),
+    "repair that line": _repaired,
+    "check the path": _repaired,
+    **dict.fromkeys(
+        ["name the module", "run from", "it has", "name a function", "write MODEL", "return model"],
+        lambda *_: load_model("zoo:make"),
+    ),
+}

@@ -106,3 +106,10 @@ def test_onnx_has_no_such_rounding(tmp_path, snapshot) -> None:
     with pytest.raises(backquant.ExportError) as caught:
         backquant.export(made, tmp_path / "m.onnx", example_inputs=x, require=0.0)
     snapshot("rounding_in_onnx", str(caught.value))
+
+
+BY_HAND = {
+    "the targets qdq-onnx": lambda _, n: backquant.export(
+        n["made"], n["tmp_path"] / "m.onnx", to="qdq-onnx", example_inputs=n["x"], require=0.0
+    ),
+}

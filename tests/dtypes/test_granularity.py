@@ -60,3 +60,10 @@ def test_messages(snapshot: Callable[..., None]) -> None:
     with pytest.raises(SpecError) as error:
         block_of((8, 64), (3, 2))
     snapshot("granularity", "\n".join([*errors, str(error.value)]))
+
+
+BY_HAND = {
+    "did you mean 'per_group'": lambda *_: Granularity.parse("per_group"),
+    "per_": lambda fix, _: Granularity.parse(fix),
+    "one scale for each block": lambda *_: block_of((8, 64), (4, 2)),
+}

@@ -59,7 +59,7 @@ def test_inputs_that_do_not_fit(inputs: Any, shown: str) -> None:
     with pytest.raises(InputError, match="do not fit") as caught:
         check_inputs(Net(), inputs)
     assert caught.value.where.startswith(shown)
-    assert caught.value.fix == "forward takes (x, *, scale=1.0)"
+    assert caught.value.fix == "example_inputs=(x,)   # forward takes (x, *, scale=1.0)"
 
 
 def test_named_tuples_are_one_argument() -> None:

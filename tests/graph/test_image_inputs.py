@@ -21,7 +21,7 @@ MODEL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144
             torch.zeros(2, 8, 8, 3, dtype=torch.uint8),
             ["images.permute(0, 3, 1, 2)", "images.float() / 255"],
         ),
-        (torch.zeros(2, 3, 9, 9), ["forward takes (input)"]),
+        (torch.zeros(2, 3, 9, 9), ["forward takes (input"]),
     ],
 )
 def test_the_fix_is_of_what_is_wrong(images: torch.Tensor, words: list[str]) -> None:

@@ -46,3 +46,10 @@ def test_engines_that_cannot_be_used(monkeypatch, snapshot):
             find_engine(name)
         told.append(str(caught.value))
     snapshot("engines", "\n\n".join(told), {__name__: "tests"})
+
+
+BY_HAND = {
+    **dict.fromkeys(
+        ["did you mean", "Engine(", "python -c", "one of"], lambda *_: find_engine("onednn")
+    ),
+}

@@ -10,7 +10,13 @@ import torch
 from backquant.dtypes import QParams, dequantize_tensor, quantize_tensor
 from backquant.dtypes.table import INT2, INT4, UINT4
 from backquant.errors import ConfigError
-from backquant.observe import BlockMinMaxObserver, BlockMSEObserver, FakeQuantize, MinMaxObserver
+from backquant.observe import (
+    BlockMinMaxObserver,
+    BlockMSEObserver,
+    FakeQuantize,
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+)
 
 
 @pytest.mark.parametrize("granularity", ["per_group(size=4)", "per_block(shape=[2, 4])"])
@@ -77,3 +83,19 @@ def test_messages(snapshot: Callable[..., None]) -> None:
             make()
         errors.append(str(error.value))
     snapshot("blocks", "\n".join(errors))
+
+
+BY_HAND = {
+    "use torch.per_channel": lambda *_: [
+        BlockMinMaxObserver(qscheme=one)
+        for one in (torch.per_channel_symmetric, torch.per_channel_affine)
+    ],
+    "groups of 100": lambda *_: BlockMinMaxObserver("per_group(size=100)")(torch.zeros(2, 100)),
+    "an observer for each weight": lambda *_: BlockMinMaxObserver("per_group(size=2)")(
+        torch.zeros(1, 8)
+    ),
+    "let one observer see": lambda *_: BlockMSEObserver()(torch.zeros(2, 256)),
+    "train with one scale per channel": lambda *_: FakeQuantize(
+        observer=PerChannelMinMaxObserver, dtype=torch.qint8, qscheme=torch.per_channel_symmetric
+    ),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,10 @@ def test_a_sequence_that_is_none() -> None:
     with pytest.raises(SpecError) as raised:
         fused_entries("conv2d+batch_norm2d+relu6")
     snapshots.compare(Path(__file__), "no-kernel", str(raised.value))
+
+
+BY_HAND = {
+    "a weighted operator": lambda fix, _: [
+        fused_entries(one) for one in re.findall(r"\((conv2d[+\w]*)", fix)
+    ],
+}

@@ -39,3 +39,16 @@ def test_values_of_mapped_functions_in_an_export_are_told(snapshot: Callable[...
     with pytest.raises(CaptureError) as told:
         backquant.quantize(Mapped().eval(), calibration=[(torch.randn(3, 4),)], capture="export")
     snapshot("mapped", told.value)
+
+
+class Broadcast(Mapped):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[0])
+        return self.fc(x) * (places[:, None] // 2 + places[None]).sum()
+
+
+BY_HAND = {
+    "write what torch.vmap": lambda *_: backquant.quantize(
+        Broadcast().eval(), calibration=[(torch.randn(3, 4),)], capture="export"
+    ),
+}

@@ -147,3 +147,33 @@ def test_what_the_model_gave_before_is_not_asked_again() -> None:
     assert not calls
     assert agrees(fx.symbolic_trace(lambda x: x * 3.0), Counted(), x, called) is False
     assert calls
+
+
+def _quantized(between: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    backquant.quantize(Net(between).eval(), x, backend="x86", calibration=[x])
+
+
+class DrawnBefore(nn.Module):
+    """Noise comes as an input, and is changed in a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        noise = noise.clone()
+        noise.mul_(2)
+        return self.layer(x + noise)
+
+
+def _drawn_before() -> None:
+    data = [(torch.randn(2, 8), torch.randn(2, 8)) for _ in range(2)]
+    for how in ("trace", "export"):
+        backquant.quantize(DrawnBefore().eval(), calibration=data, capture=how)
+
+
+BY_HAND = {
+    "draw them before the call": lambda *_: _drawn_before(),
+    "draw with torch": lambda _, n: _quantized(lambda x: x * torch.rand(()), n["x"]),
+    "change a copy": lambda *_: _drawn_before(),
+}

@@ -73,3 +73,19 @@ def test_a_model_that_amplifies_roundings_is_not() -> None:
 
     x = torch.randn(3, 4)
     assert backquant.quantize(Sorts(), x, calibration=[x], slower="keep")(x).shape == (3, 4)
+
+
+class Plain(Asks):
+    """Without what depends on how it is called."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) * 3
+
+
+def _quantized(model: nn.Module) -> None:
+    backquant.quantize(model, calibration=[torch.randn(3, 4)])
+
+
+BY_HAND = {
+    "write what changes": lambda *_: _quantized(Plain()),
+}

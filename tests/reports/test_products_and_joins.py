@@ -207,7 +207,7 @@ def test_a_model_without_joins_is_not_run_for_ranges(monkeypatch: pytest.MonkeyP
     def ranges_of(*_: object) -> dict[str, tuple[float, float]]:
         raise AssertionError
 
-    monkeypatch.setattr("backquant.pipeline.joins.ranges_of", ranges_of)
+    monkeypatch.setattr("backquant.api.calibrated.ranges_of", ranges_of)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()).eval()
     backquant.quantize(model, calibration=DATA, backend="tensorrt")
     with pytest.raises(AssertionError):
@@ -290,6 +290,23 @@ def test_no_part_is_erased_in_other_flows(flow: str, tmp_path: Path) -> None:
     wanted, got = model(DATA[0]), loaded(DATA[0])
     for part in (slice(0, 4), slice(4, 8)):
         assert decibels(wanted[:, part], got[:, part]) > 25
+
+
+def test_ranks_decide_by_the_ranges_of_all(tmp_path: Path) -> None:
+    """Only rank 1 has images whose boxes are large beside the scores."""
+    model = Head(1, concatenated).eval()
+    data = [DATA[:4], [400 * x for x in DATA[4:]]]
+
+    def left_in_float(rank: int) -> list[str]:
+        made = backquant.quantize(
+            model, DATA[0], calibration=data[rank], backend="tensorrt", group=dist.group.WORLD
+        )
+        return [row.node for row in made.report.rows if row.outcome == "float"]
+
+    one, other = on_ranks(2, left_in_float, tmp_path)
+    assert one == other and "cat" in one
+    alone = backquant.quantize(model, DATA[0], calibration=DATA[:4], backend="tensorrt")
+    assert "cat" not in [row.node for row in alone.report.rows if row.outcome == "float"]
 
 
 def _saved_by_rank(model: nn.Module, path: Path, rank: int) -> None:

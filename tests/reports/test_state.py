@@ -259,3 +259,35 @@ def test_recipes_compare_call_by_call(snapshot: Callable[..., None]) -> None:
     with pytest.raises(UsageError) as refused:
         backquant.quantize(Between(InPlace), calibration=BATCHES, backend="x86", recipe="better")
     snapshot("recipe", refused.value)
+
+
+def _follows(model: nn.Module) -> None:
+    """What holds the state is a submodule."""
+    backquant.quantize(model.eval(), calibration=BATCHES, backend="x86", slower="keep")
+
+
+class Passed(nn.Module):
+    """The state comes and goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.layer(x)
+        mean = 0.9 * mean + 0.1 * x.mean(0)
+        return x - mean, mean
+
+
+def _exported(folder: Path) -> None:
+    data = [(x, torch.zeros(8)) for x in BATCHES]
+    made = backquant.quantize(Passed().eval(), calibration=data, backend="onnxruntime")
+    path = folder / "passed.onnx"
+    backquant.export(made, path)
+    path.unlink()
+
+
+BY_HAND = {
+    "move these lines": lambda _, n: _follows(Between(n["kind"])),
+    "pass the state as an input": lambda _, n: _exported(n["tmp_path"]),
+}

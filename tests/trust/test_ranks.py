@@ -302,3 +302,32 @@ def test_ranks_that_were_killed_go_on(tmp_path: Path) -> None:
     assert len(list((tmp_path / "kept").iterdir())) == 2
     assert on_ranks(2, lambda rank: run(rank, False), tmp_path) == [whole] * 2
     assert not list((tmp_path / "kept").iterdir())
+
+
+def _agreed(folder: Path) -> None:
+    """Ranks of one group with one model, one request, and data; what each of the refusals asks for."""
+
+    def run(rank: int) -> bytes:
+        data = [torch.nan_to_num(x) for x in rows()[rank::2]]
+        return artifact(small(), data, folder / f"{rank}.bq", group=dist.group.WORLD)
+
+    one, other = on_ranks(2, run, folder)
+    assert one == other and isinstance(one, bytes)
+
+
+BY_HAND = {
+    "every=100": lambda *_: Checkpoint("x", every=100),
+    "checkpoint=Checkpoint": lambda _, n: artifact(
+        small(), rows(), n["tmp_path"] / "x", checkpoint=Checkpoint(n["tmp_path"] / "kept")
+    ),
+    **dict.fromkeys(
+        [
+            "calibrate with",
+            "load the same",
+            "pass at least",
+            "torch.distributed",
+            "leave this batch",
+        ],
+        lambda _, n: _agreed(n["tmp_path"]),
+    ),
+}

@@ -14,7 +14,7 @@ from backquant.graph.user_code import user_line
 
 Metric = Callable[[nn.Module], float]
 
-_FIX = "metric(model) -> float, such as lambda model: accuracy(model, validation_loader)"
+_FIX = "metric=lambda model: accuracy(model, loader)   # a number that is finite"
 _WORST = "a metric that is finite for any model: the worst value where nothing can be measured"
 
 

@@ -288,5 +288,5 @@ class _State:
         return UsageError(
             f"{self.path} {why}",
             where=f"resume={str(self.path)!r}",
-            fix="name a file that does not exist yet, or remove it to begin again",
+            fix=f"resume={str(self.path) + '-2'!r}   # or remove the file, to begin again",
         )

@@ -134,13 +134,13 @@ def sensitivity(
         raise UsageError(
             "there is nothing to compare outputs on",
             where="backquant.sensitivity(data=None)",
-            fix="backquant.sensitivity(model, [batch, ...])",
+            fix="backquant.sensitivity(model, [batch, ...], ...)",
         )
     if group is not None and resume is not None:
         raise UsageError(
             "a sensitivity of several ranks keeps no file",
             where="resume beside group",
-            fix="backquant.sensitivity(..., group=group), without resume=",
+            fix="resume=None",
         )
     model = opened_model(model)
     data = kept_set(inputs_of(model, data, "data"))

@@ -71,7 +71,7 @@ def given_model(model: Any) -> nn.Module:
         raise UsageError(
             f"the model is a {type(model).__name__}, not an nn.Module",
             where="model",
-            fix="pass the module itself: backquant.quantize(MyModel(), ...)",
+            fix="backquant.quantize(MyModel(), ...)   # an nn.Module",
         )
     kind = type(model).__name__
     if isinstance(model, torch.jit.ScriptModule):
@@ -84,21 +84,19 @@ def given_model(model: Any) -> nn.Module:
     inner = {"OptimizedModule": "_orig_mod", "DataParallel": "module"}
     attribute = inner.get(kind, "module" if kind == "DistributedDataParallel" else "")
     if attribute:
-        raise UsageError(
-            f"the model is wrapped in {kind}", where="model", fix=f"pass model.{attribute}"
-        )
+        raise UsageError(f"the model is wrapped in {kind}", where="model", fix=f"model.{attribute}")
     lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
         raise UsageError(
             f"the model has no weights yet: {lazy[0]} is {type(model.get_parameter(lazy[0])).__name__}",
             where="model",
-            fix="run it once: model(*example_inputs)",
+            fix="model(*example_inputs)   # once",
         )
     if isinstance(model, fx.GraphModule) and "eval" in vars(model):
         raise UsageError(
             "the model is what ExportedProgram.module() gave, which has no evaluation mode",
             where="model",
-            fix="pass the ExportedProgram itself; or export the model again",
+            fix="backquant.quantize(program, ...)   # the ExportedProgram itself",
         )
     refuse_prepared(model)
     _require_float32(model)
@@ -116,7 +114,7 @@ def _require_float32(model: nn.Module) -> None:
     raise ConfigError(
         f"only float32 weights can be quantized, got {dtype}",
         where=name,
-        fix="model.float(), and inputs of float32",
+        fix="backquant.quantize(model.float(), [x.float() for x in batches], ...)",
     )
 
 

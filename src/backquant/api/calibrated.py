@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from backquant.accuracy.biases.layer_statistics import calibration_with_statistics
 from backquant.accuracy.calibrated import Calibrated
@@ -28,12 +28,13 @@ from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_r
 from backquant.calibrate.measure import Feed, measure
 from backquant.convert import IntegerEdges, integer_edges
 from backquant.errors import CalibrationError, UsageError
+from backquant.graph.ranges import Range, joined_ranges, ranges_of
 from backquant.graph.state import copy_state
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest
-from backquant.pipeline.joins import rules_for_joins
+from backquant.pipeline.joins import Measured, rules_for_joins
 from backquant.pipeline.lower import engine_of
 from backquant.pipeline.plan import ChooseBySample, Planned, Rules, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
@@ -126,8 +127,7 @@ class CalibrationCall:
             self.capture, example, self.dynamic_shapes, requested.own, decompose=True
         )
         own_ranges: ChooseBySample | None = None
-        # the example of rank 0 is that of all ranks, so that all decide alike
-        looked_at = partial(_looked_at, batches if ranks.size == 1 else None, example)
+        looked_at = partial(_ranges, ranks, batches, example)
         if ranks.size == 1 and (engine is None or not engine.as_described):
             own_ranges = partial(
                 layers_by_sample,
@@ -182,8 +182,11 @@ class CalibrationCall:
             raise UsageError(
                 what or "weights and qconfig_mapping both say what is requested",
                 where="quantize",
-                fix='quantize(model, x, weights="int4", group_size=128)\n'
-                'qconfig_mapping=weight_only_mapping(backend, "int4", 128).set_module_name(name, None)',
+                fix='weights="int4"'
+                if self.weights is None
+                else "qconfig_mapping=None\n"
+                f"qconfig_mapping=weight_only_mapping(backend, {self.weights!r}, {self.group_size})"
+                ".set_module_name(name, None)   # in place of both others",
             )
         if isinstance(self.weights, Mapping):
             return QConfigMapping()  # until there is a model whose layers are named
@@ -212,9 +215,13 @@ def _with_float_edges(custom: Any) -> PrepareCustomConfig | None:
     return plain
 
 
-def _looked_at(batches: Any, example: Any) -> list[Any]:
-    """The batches that ranges are compared on."""
-    return [*some_batches(batches, compared_batches(batches, example))] or [example]
+def _ranges(
+    ranks: Ranks, batches: Any, example: Any, module: fx.GraphModule, names: Collection[str]
+) -> dict[str, Range]:
+    """The ranges on some batches of all ranks, which decide alike by them."""
+    looked_at = [*some_batches(batches, compared_batches(batches, example))] or [example]
+    own = ranges_of(module, looked_at, names)
+    return joined_ranges(ranks.exchange("comparing ranges", own))
 
 
 def planned_for(
@@ -223,13 +230,13 @@ def planned_for(
     capturing: Capturing,
     data: Any,
     by_sample: ChooseBySample | None = None,
-    batches: Callable[[], Iterable[Any]] | None = None,
+    ranges: Measured | None = None,
 ) -> Planned:
     """The plan for ``model`` with the notes on what was chosen for the user; ``data``: a batch of what the
-    model will meet; ``by_sample``: chooses layers whose inputs are scaled sample by sample; ``batches``: some
-    by which ranges are compared, where values share qparams."""
+    model will meet; ``by_sample``: chooses layers whose inputs are scaled sample by sample; ``ranges``: what
+    measures them, where values share qparams."""
     rules: tuple[Rules, ...] = (partial(rules_for_recurrent, data=data),)
-    if batches is not None:
-        rules = (*rules, partial(rules_for_joins, batches=batches))
+    if ranges is not None:
+        rules = (*rules, partial(rules_for_joins, measured=ranges))
     step = planned(model, requested.request, capturing, rules, by_sample)
     return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))

@@ -131,7 +131,7 @@ def _check_no_edges(integer_io: Any) -> None:
         raise UsageError(
             "a checkpoint holds weights, and has no inputs and outputs",
             where="integer_io",
-            fix="backquant.export(quantized, path, to=...), without integer_io",
+            fix="integer_io=None",
         )
 
 

@@ -28,6 +28,7 @@ from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
 from backquant.graph import preserve
 from backquant.graph.example_call import ExampleCall
+from backquant.graph.ranges import ranges_of
 from backquant.graph.state import copy_state
 from backquant.pipeline.capture import Capturing, spelled_request
 from backquant.pipeline.joins import note_of_joins
@@ -136,7 +137,7 @@ def prepare_fx(
         raise UsageError(
             "_equalization_config is not supported",
             where="prepare_fx",
-            fix="leave it out; scale inputs and weights before preparing",
+            fix="_equalization_config=None   # scale inputs and weights before preparing",
         )
     request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
     model = plain_model(given_model(model), request.custom, request.backend_config)
@@ -283,7 +284,11 @@ def _with_lost_parts(step: Planned, called: ExampleCall | None) -> Planned:
     """With a note, which is logged, on joins that leave little of what they join."""
     if called is None:
         return step
-    lost = note_of_joins(step.module, step.record.plan, lambda: [called.inputs])
+    lost = note_of_joins(
+        step.module,
+        step.record.plan,
+        lambda module, names: ranges_of(module, [called.inputs], names),
+    )
     for note in lost:
         _log.warning("%s", note)
     return step.noted(*lost)

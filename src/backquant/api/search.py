@@ -116,13 +116,13 @@ def search(
         raise UsageError(
             "max_drop needs a metric",
             where=f"budget={limits.to_dict()!r}, metric=None",
-            fix='metric=lambda model: accuracy(model), or budget={"min_sqnr": 30}, which needs none',
+            fix='metric=lambda model: accuracy(model, loader)   # or budget={"min_sqnr": 30}',
         )
     if group is not None and resume is not None:
         raise UsageError(
             "a search of several ranks keeps no file",
             where="resume beside group",
-            fix="backquant.search(..., group=group), without resume=",
+            fix="resume=None",
         )
     steps = recipe_of(recipe)
     model = opened_model(model)
@@ -136,7 +136,7 @@ def search(
         raise UsageError(
             "a search compares models that take and give floats",
             where="prepare_custom_config: quantized inputs or outputs",
-            fix="search without them, and backquant.export(found.model, path, integer_io=True)",
+            fix="prepare_custom_config=None   # then backquant.export(found.model, path, integer_io=True)",
         )
     measured = data if calibration is None else kept_set(inputs_of(model, calibration))
     with sharing(group) as ranks:
@@ -157,7 +157,7 @@ def search(
             raise UsageError(
                 f"times of {ready.config.name} cannot be measured here",
                 where=f"budget={limits.to_dict()!r}",
-                fix='budget={"max_bitops": ..., "max_bytes": ...}, or a backend that runs here',
+                fix='budget={"max_bitops": 0.5}   # half of what 8 bits everywhere take; or "max_bytes"',
             )
         named = "" if metric is None else getattr(metric, "__qualname__", type(metric).__name__)
         work = Work(ready, runner, limits, resume, f"{named} {lower_is_better}", ranks)

@@ -78,11 +78,11 @@ def check_place(target: Path) -> None:
         raise ArtifactError(
             f"the folder {target.parent} does not exist",
             where=str(target),
-            fix=f"create it first: mkdir -p {target.parent}",
+            fix=f"mkdir -p {target.parent}",
         )
     if is_folder(target):
         raise ArtifactError(
-            f"{target} is a folder", where=str(target), fix=f"name a file: {target / 'model.bq'}"
+            f"{target} is a folder", where=str(target), fix=f"path={str(target / 'model.bq')!r}"
         )
     try:
         str(target).encode()
@@ -90,7 +90,7 @@ def check_place(target: Path) -> None:
         raise ArtifactError(
             f"the name {str(target)!r} is no UTF-8, and safetensors opens no other files",
             where="path",
-            fix="choose another name",
+            fix="path='model.bq'",
         ) from error
 
 

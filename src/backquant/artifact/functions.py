@@ -267,8 +267,8 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
         raise ArtifactError(
             f"{path!r} is no operator that an artifact may name",
             where=path,
-            fix=f'with allow=("{asked}",) to save and to load, if you trust the file: an operator may read '
-            "and write memory that is not its arguments'",
+            fix=f'allow=("{asked}",)   # to save and to load, if you trust the file: an operator\n'
+            "may read and write memory that is not its arguments'",
         )
     if parts[0] == "quantized_decomposed":
         register_quantized_decomposed()
@@ -374,11 +374,11 @@ def stranger(path: str, kind: str) -> ArtifactError:
         return ArtifactError(
             f"{path!r} is no {kind} that an artifact may name",
             where=path,
-            fix=f'pass allow=("{path}",) to save and to load, if you trust the file: not all of torch\'s '
-            "functions check what they read and write",
+            fix=f'allow=("{path}",)   # to save and to load, if you trust the file: not all of torch\'s '
+            "functions\ncheck what they read and write",
         )
     if package in ("torch", "backquant", *sys.stdlib_module_names):
         fix = "do not load this file: no graph of tensor operators calls it"
     else:
-        fix = f'backquant.load(path, allow=("{package}",)) if you trust the file'
+        fix = f'allow=("{package}",)   # if you trust the file'
     return ArtifactError(f"{path!r} is no {kind} that an artifact may name", where=path, fix=fix)

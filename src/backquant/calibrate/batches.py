@@ -45,13 +45,13 @@ def check_set(calibration: Any, argument: str = "calibration") -> None:
     if isinstance(calibration, torch.Tensor | Mapping):
         fix = f"pass a list of batches: {argument}=[batch]"
     elif isinstance(calibration, str | bytes | os.PathLike):
-        fix = "pass the batches themselves; the command line reads files: backquant quantize --data"
+        fix = f"{argument}=[batch]   # the command line reads files: backquant quantize --data FILE"
     elif isinstance(calibration, Iterable):
         return
     elif callable(calibration) and not hasattr(calibration, "__getitem__"):
         fix = f"pass what it returns: {argument}={_call_of(calibration)}"
     elif hasattr(calibration, "__getitem__"):
-        fix = "torch.utils.data.DataLoader(dataset, batch_size=32) makes batches of a data set"
+        fix = f"{argument}=torch.utils.data.DataLoader(dataset, batch_size=32)"
     else:
         fix = f"pass any iterable of batches: {argument}=[batch], or a DataLoader"
     raise CalibrationError(
@@ -99,7 +99,7 @@ def _empty(calibration: Any, argument: str, used_up: bool) -> CalibrationError:
         f"{_called(argument)} is empty"
         + (", or an iterator that was used up before" if used_up else ""),
         where=f"{argument}: {kind} without batches",
-        fix=f"pass at least one batch, and a fresh iterator: {argument}=[batch]",
+        fix=f"{argument}=[batch]   # a list, or a fresh iterator, with one batch at least",
     )
 
 

@@ -81,7 +81,7 @@ class Kept:
             raise UsageError(
                 f"the checkpoints there are of {', '.join(sorted(others))} ranks, not of {ranks.size}",
                 where=str(self._folder),
-                fix="start as many ranks, or begin again without resume",
+                fix=f"checkpoint=Checkpoint({str(self._folder)!r})   # begins again; or start as many ranks",
             )
 
     def rest(self, batches: Iterable[Any]) -> tuple[int, Iterator[Any]]:
@@ -98,7 +98,7 @@ class Kept:
                 raise CalibrationError(
                     f"the first {done} batches are not those that the checkpoint was made with",
                     where=str(self._path),
-                    fix="pass the same data in the same order, or begin again without resume",
+                    fix=f"checkpoint=Checkpoint({str(self._folder)!r})   # anew; or the data as before",
                 )
             load_calibration_state(self._prepared, state)
         return done, counted
@@ -155,7 +155,7 @@ class Kept:
         return UsageError(
             "the checkpoint is of another model, or of another request",
             where=str(self._path),
-            fix="begin again without resume; what is there is written over",
+            fix=f"checkpoint=Checkpoint({str(self._folder)!r})   # begins again, over it",
         )
 
     def _unwritten(self, error: OSError) -> UsageError:

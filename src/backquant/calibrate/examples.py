@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
@@ -16,11 +17,13 @@ from backquant.calibrate.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
 from backquant.graph.devices import other_devices
+from backquant.graph.example import inputs_of
 from backquant.graph.example_call import ExampleCall
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError, settle
 
 _NO_BATCHES = (torch.Tensor, tuple, Mapping, str, bytes, os.PathLike)
+_EXAMPLE = "the example inputs do"
 _BATCHES = (
     "one call's inputs: example_inputs=batches[0]; a list of batches is data: calibration=batches"
 )
@@ -44,16 +47,16 @@ def called_on_example(
         raise UsageError(
             "example inputs are needed",
             where="example_inputs=None",
-            fix="pass a tensor, a tuple of positional arguments, or a dict of keyword arguments",
+            fix=inputs_of(model),
         )
     if isinstance(example_inputs, str):
         raise InputError(
             f"the example inputs are the text {example_inputs!r}",
             where=f"example_inputs={example_inputs!r}",
-            fix=f"backend={example_inputs!r} for the name of a backend; example inputs are tensors",
+            fix=f"backend={example_inputs!r}, {inputs_of(model)}",
         )
     try:
-        return _called(model, example_inputs, "the example inputs do", settles)
+        return _called(model, example_inputs, _EXAMPLE, settles)
     except WritesParameterError:
         raise
     except InputError as error:
@@ -166,8 +169,11 @@ def _called(model: nn.Module, inputs: Any, subject: str, settles: bool = True) -
     except WritesParameterError:
         raise
     except InputError as error:
-        what = error.what.replace("the example inputs do", subject, 1)
-        fix = "\n".join([error.fix, *_advice(model, inputs, error)])
+        what = error.what.replace(_EXAMPLE, subject, 1)
+        call = re.sub(r"^example_inputs=(.*)   #", r"calibration=[\1, ...]   #", error.fix)
+        fix = "\n".join(
+            [*_advice(model, inputs, error), error.fix if subject == _EXAMPLE else call]
+        )
         raise InputError(what, where=error.where, fix=fix) from error
 
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from backquant.errors import CalibrationError, InputError
 from backquant.graph import as_arguments, get_module
-from backquant.graph.example import describe_value
+from backquant.graph.example import describe_value, inputs_of
 from backquant.graph.inputs_behind import inputs_behind
 from backquant.observe import is_observer_or_fake_quantize
 from backquant.operators import moves_values
@@ -36,9 +36,8 @@ def bound_arguments(model: fx.GraphModule, batch: Any, index: int) -> inspect.Bo
         raise InputError(
             f"batch {index} does not fit the model: {error}",
             where=f"batch {index}: {_spelled(args, kwargs)}",
-            fix=f"forward takes ({', '.join(signature.parameters)}); a batch is a tensor, "
-            "a tuple of positional arguments, or a dict of keyword arguments,\n"
-            "for instance calibration=[(x,) for x, label in loader]",
+            fix=inputs_of(model).replace("example_inputs=", "batch = ", 1)
+            + "\nfor instance calibration=[(x,) for x, label in loader]",
         ) from error
 
 

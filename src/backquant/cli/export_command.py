@@ -129,7 +129,7 @@ def checked_target(to: str | None, path: Path, force: bool) -> Path:
         raise UsageError(
             f"{path} exists",
             where="export",
-            fix="choose another name, or replace it with --force",
+            fix="--force   # replaces it",
         )
     check_place(path, overwrite=force)
     return path

@@ -99,8 +99,7 @@ def explain(
             raise UsageError(
                 "example inputs are needed",
                 where=f"MODEL {model}",
-                fix="return (model, example_inputs) from the factory, or pass "
-                "--inputs 1,3,224,224:float32",
+                fix="--inputs 1,3,224,224:float32   # or return (model, example_inputs) from the factory",
             )
         report = backquant.explain(module, example, backend=config)
         save_page(report, html)
@@ -239,7 +238,7 @@ def quantize(
             raise UsageError(
                 "there is nothing to measure activations on",
                 where="--data",
-                fix="--data batches.npz, or --weights int4 --group-size 128 for weights alone",
+                fix="--data batches.npz   # or, for weights alone: --weights int4",
             )
         with made_empty(files):
             module, example = load_model(model)
@@ -334,7 +333,7 @@ def _check_output(output: Path, force: bool) -> None:
         raise UsageError(
             f"{output} exists",
             where="--output",
-            fix="choose another name, or replace it with --force",
+            fix="--force   # replaces it",
         )
 
 

@@ -165,7 +165,7 @@ def _parse_input(text: str) -> torch.Tensor:
         raise UsageError(
             f"{text!r} is not a shape with a dtype",
             where="--inputs",
-            fix="write sizes, then a colon and a torch dtype: --inputs 1,3,224,224:float32",
+            fix="--inputs 1,3,224,224:float32   # sizes, a colon, a dtype of torch",
         )
     shape = tuple(map(int, sizes))
     if dtype.is_floating_point:
@@ -182,7 +182,7 @@ def parse_requirement(texts: list[str] | None) -> float | tuple[str, ...] | None
         raise UsageError(
             "a share of multiply-adds cannot be combined with module names or another share",
             where="--require " + " --require ".join(texts),
-            fix="--require 0.9, or --require encoder.fc1 --require encoder.fc2",
+            fix=f"--require {shares[0]:g}   # or paths of modules only",
         )
     return shares[0] if shares else tuple(texts)
 

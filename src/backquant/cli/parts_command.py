@@ -52,7 +52,7 @@ def quantize_parts(
                 if os.path.lexists(output)
                 else f"there is no folder {output.parent}",
                 where="--output",
-                fix="name a folder that is not there yet, in one that is",
+                fix=f"--output {output.name}-2   # a folder that is not there yet, in one that is",
             )
         config = sound_backend(backend, allow)
         module, example = load_model(model)

@@ -178,7 +178,7 @@ class _Log:
                 raise UsageError(
                     f"{path} holds another run: {first}",
                     where="resume",
-                    fix="another folder, or resume=False",
+                    fix="resume=False   # begins again; or another folder",
                 )
             return cls(path, path.open("a", encoding="utf-8"))
         file = path.open("w", encoding="utf-8")

@@ -110,7 +110,7 @@ class Reference(NamedTuple):
             raise UsageError(
                 "the model takes or gives integers already",
                 where="integer_io",
-                fix="backquant.export(quantized, path), which keeps them",
+                fix="integer_io=None   # they are kept",
             )
         module = rebuilt(DeferredGraphModule, self.module, shallow_copy(self.module))
         found = keep_integers(module, edges, self.record)
@@ -181,7 +181,7 @@ def _check_names(dynamic_shapes: Any, names: list[str]) -> None:
             raise UsageError(
                 f"the model has no input {name!r}",
                 where=f"dynamic_shapes={dynamic_shapes!r}",
-                fix=f"its inputs are {', '.join(map(repr, names))}",
+                fix=f"dynamic_shapes={ {one: {0: 'batch'} for one in names}!r}",
             )
 
 

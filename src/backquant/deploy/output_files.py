@@ -27,9 +27,7 @@ def check_place(path: Path, overwrite: bool) -> None:
             f"there is no folder {path.parent}", where="path", fix=f"mkdir -p {path.parent}"
         )
     if os.path.lexists(path) and not overwrite:
-        raise UsageError(
-            f"{path} exists", where="path", fix="choose another name, or pass overwrite=True"
-        )
+        raise UsageError(f"{path} exists", where="path", fix="overwrite=True   # or another name")
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def check_inputs(
         raise InputError(
             f"the example inputs do not fit the model: {reason[0] if reason else repr(error)}",
             where=f"{type(model).__name__}({', '.join(passed)})" + (f", {line}" if line else ""),
-            fix=_image_fix(model, leaves) or f"forward takes {_signature(model)}",
+            fix=_image_fix(model, leaves) or inputs_of(model),
         ) from error
 
 
@@ -154,8 +154,22 @@ def describe_value(value: Any) -> str:
     return type(value).__name__
 
 
-def _signature(model: nn.Module) -> str:
+def inputs_of(model: nn.Module) -> str:
+    """What a call of the model takes, in code.
+
+    >>> inputs_of(nn.Bilinear(2, 3, 4)).partition("   #")[0]
+    'example_inputs=(input1, input2)'
+    """
     try:
-        return str(inspect.signature(model.forward))
+        signature = inspect.signature(model.forward)
     except (TypeError, ValueError):
-        return "(...)"
+        return "example_inputs=(...)"
+    needed = [one for one in signature.parameters.values() if one.default is one.empty]
+    named = [one.name for one in needed if one.kind is one.KEYWORD_ONLY]
+    first = [
+        one.name for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    inputs = f"({', '.join(first)}{',' * (len(first) == 1)})"
+    if named:
+        inputs = "{" + ", ".join(f"{name!r}: {name}" for name in first + named) + "}"
+    return f"example_inputs={inputs}   # forward takes {signature}"

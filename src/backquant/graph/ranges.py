@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -59,3 +59,17 @@ def ranges_of(
         except Exception:  # calibration comes to it, and says which batch it is
             break
     return runner.ranges
+
+
+def joined_ranges(parts: Iterable[Mapping[str, Range]]) -> dict[str, Range]:
+    """The ranges that hold each of those of their name.
+
+    >>> joined_ranges([{"a": (0, 1)}, {"a": (-1, 0), "b": (2, 3)}])
+    {'a': (-1, 1), 'b': (2, 3)}
+    """
+    found: dict[str, Range] = {}
+    for part in parts:
+        for name, (low, high) in part.items():
+            before = found.get(name, (low, high))
+            found[name] = min(low, before[0]), max(high, before[1])
+    return found

@@ -16,7 +16,12 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from backquant.entry_points import read_entry_point
-from backquant.errors import ArtifactError, BackquantError, EngineError, did_you_mean
+from backquant.errors import (
+    ArtifactError,
+    BackquantError,
+    EngineError,
+    did_you_mean,
+)
 from backquant.lower.engine_info import EngineInfo
 from backquant.lower.machine import MachineFacts, machine_facts
 from backquant.lower.rule import LowerRule
@@ -129,12 +134,11 @@ def _guarded(function: Callable[..., _Made], name: str, what: str) -> Callable[.
 
 def _unknown(name: str) -> EngineError:
     names = list_engines()
-    meant = did_you_mean(name, names)
+    meant = did_you_mean(name, names, f"one of {', '.join(names)},", most=1)
     return EngineError(
-        f"there is no engine {name!r}" + (f" ({meant})" if meant else ""),
+        f"there is no engine {name!r}",
         where=f"engine: {name}",
-        fix=f"choose one of {', '.join(names)}, install the package that offers it, or name no engine: "
-        "the reference model runs anywhere",
+        fix=f"{meant} or None: the reference model runs anywhere",
     )
 
 

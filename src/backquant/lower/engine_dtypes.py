@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from backquant.backend_config import BackendConfig
+from backquant.backend_config import BackendConfig, list_backends
 from backquant.dtypes import dtype_name, storage_dtype
 from backquant.errors import EngineError, literal
 from backquant.lower import EngineInfo
@@ -33,8 +33,13 @@ def check_engine_dtypes(plan: Plan, config: BackendConfig, engine: EngineInfo) -
         where="\n         ".join(lines),
         fix=f"use {_names(engine.activation_dtypes)} activations and {_names(engine.weight_dtypes)} "
         "weights, or keep the reference model:\n"
-        f"backquant.quantize(..., backend=get_backend_config({literal(config.name)}).set_engine(None))",
+        f"backquant.quantize(..., backend={_spelled(config)}.set_engine(None))",
     )
+
+
+def _spelled(config: BackendConfig) -> str:
+    known = config.name in list_backends()
+    return f"backquant.get_backend_config({literal(config.name)})" if known else "backend"
 
 
 def _has(engine: EngineInfo, needed: IntegerDtype) -> bool:

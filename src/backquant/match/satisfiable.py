@@ -88,7 +88,7 @@ def _refused(config: DTypeConfig) -> Iterator[_Why]:
         in_blocks = config.is_dynamic and shared.startswith(("per_group", "per_block"))
         if row is not None and row.packed and not in_blocks:
             text = f"{role} {dtype_name(dtype)}, which only weights are quantized to"
-            yield _Why(text, f"{role}_dtype", "another dtype for activations, such as int8")
+            yield _Why(text, f"{role}_dtype", f"{role}_dtype: int8")
     weighted = config.weight_dtype is not None
     roles = Roles(activation=True, weight=weighted, bias=weighted)
     entry = BackendPatternConfig(torch.add).set_dtype_configs([unconditional(config)])

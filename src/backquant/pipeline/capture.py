@@ -17,7 +17,7 @@ from torch import nn
 
 from backquant.backend_config import BackendConfig
 from backquant.convert import ConvertRequest
-from backquant.errors import CaptureError, UsageError
+from backquant.errors import CaptureError, UsageError, literal
 from backquant.graph import (
     Captured,
     GraphRewriter,
@@ -114,13 +114,13 @@ class Capturing:
             raise UsageError(
                 f"there is no capture {self.how!r}",
                 where="capture",
-                fix=" or ".join(f'capture="{name}"' for name in CAPTURES),
+                fix=f"capture={literal(CAPTURES[0])}, or {', '.join(map(literal, CAPTURES[1:]))}",
             )
         if self.dynamic_shapes is not None and self.how == "trace":
             raise UsageError(
                 "dynamic_shapes is for torch.export: a symbolic trace fixes no size",
                 where='capture="trace"',
-                fix="leave dynamic_shapes out",
+                fix="dynamic_shapes=None",
             )
 
 

@@ -7,8 +7,8 @@ only layers read stay quantized: the input of a layer has one scale anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -16,7 +16,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import find_dtype, quantize_bounds
 from backquant.graph import GraphIndex, Scope
-from backquant.graph.ranges import Range, ranges_of
+from backquant.graph.ranges import Range
 from backquant.match.default_places import ChosenRules, places_of, without_places
 from backquant.match.default_rules import DefaultRules
 from backquant.match.plan import Decision, Outcome, Plan, Reason
@@ -30,6 +30,10 @@ _SHARES = "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
 _SHOWN = 3
 #: Operators of one value whose number may be larger than that, by name.
 _WITH_NUMBERS = frozenset({"pad", "clamp", "hardtanh", "masked_fill", "where"})
+
+
+#: The ranges of the values of a graph that are named, on some data.
+Measured = Callable[[fx.GraphModule, Collection[str]], Mapping[str, Range]]
 
 
 class _Loss(NamedTuple):
@@ -49,13 +53,13 @@ def rules_for_joins(
     backend: BackendConfig,
     mapping: QConfigMapping,
     *,
-    batches: Callable[[], Iterable[Any]],
+    measured: Measured,
 ) -> ChosenRules | None:
-    """Rules that leave such operators in float; ``None`` where there are none. ``batches``: what is run."""
+    """Rules that leave such operators in float; ``None`` where there are none."""
     places = places_of(module, scopes)
     found = {
         name: loss
-        for name, loss in _lossy(module, plan, batches).items()
+        for name, loss in _lossy(module, plan, measured).items()
         if name in places and not by_default.named(plan.decisions[name])
     }
     if not found:
@@ -69,11 +73,9 @@ def rules_for_joins(
     return ChosenRules(result, (note,), {name: _reason(name, loss) for name, loss in found.items()})
 
 
-def note_of_joins(
-    module: fx.GraphModule, plan: Plan, batches: Callable[[], Iterable[Any]]
-) -> tuple[str, ...]:
+def note_of_joins(module: fx.GraphModule, plan: Plan, measured: Measured) -> tuple[str, ...]:
     """A note on what such operators lose where a request quantizes them; none where that is little."""
-    found = _lossy(module, plan, batches)
+    found = _lossy(module, plan, measured)
     if not found:
         return ()
     words = [_reason(name, loss).asked for name, loss in list(found.items())[:_SHOWN]]
@@ -86,16 +88,14 @@ def note_of_joins(
     )
 
 
-def _lossy(
-    module: fx.GraphModule, plan: Plan, batches: Callable[[], Iterable[Any]]
-) -> dict[str, _Loss]:
-    """The operators in which a part is lost. The model is run only where there may be some."""
+def _lossy(module: fx.GraphModule, plan: Plan, measured: Measured) -> dict[str, _Loss]:
+    """The operators in which a part is lost. Ranges are measured only where there may be some."""
     joins = [node for node in module.graph.nodes if _shares(plan.decisions.get(node.name))]
     graph = GraphIndex(module)
     if not any(_may_differ(graph, node, plan) for node in joins):
         return {}
     around = {value.name for node in joins for value in (node, *node.all_input_nodes)}
-    return _Joins(joins, plan, ranges_of(module, batches(), around)).lossy()
+    return _Joins(joins, plan, measured(module, around)).lossy()
 
 
 def _shares(decision: Decision | None) -> bool:

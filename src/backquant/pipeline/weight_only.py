@@ -26,7 +26,7 @@ from backquant.backend_config import (
     list_backends,
 )
 from backquant.dtypes import Granularity, QDType, find_dtype, is_quantized, known_dtypes
-from backquant.errors import UsageError, did_you_mean
+from backquant.errors import UsageError, did_you_mean, literal
 from backquant.observe import (
     BlockMinMaxObserver,
     MinMaxObserver,
@@ -70,7 +70,7 @@ def weight_only_mapping(
         raise UsageError(
             f"a group has two weights or more, got group_size={group_size!r}",
             where="group_size",
-            fix="group_size=128",
+            fix="group_size=None" if any(_requests(config, row, None)) else "group_size=32",
         )
     mapping = QConfigMapping()
     found = dict(reversed(list(_requests(config, row, group_size))))  # the first counts
@@ -118,10 +118,13 @@ def weights_by_path(
             and type_before_parametrizations(module) in known
         }
         if not inside:
+            fits = [
+                one for one, part in modules.items() if type_before_parametrizations(part) in known
+            ]
             raise UsageError(
                 f"no layer of {path!r} has weights that {backend.name} quantizes to {text}",
                 where=f"weights[{path!r}]",
-                fix="the path of a linear layer, an embedding, or a module that holds some",
+                fix=f"weights={{{literal(fits[0])}: {literal(text)}}}" if fits else "weights=None",
             )
         for name, qconfig in inside.items():
             mapping.set_module_name(name, qconfig)
@@ -132,7 +135,11 @@ def _spelled_mapping(backend: BackendConfig, text: str, group_size: int | None) 
     """``"int4"`` or ``"int4:64"``."""
     dtype, _, size = str(text).partition(":")
     if size and not size.isdecimal():
-        raise UsageError(f"{text!r} is no dtype with a group size", where="weights", fix="int4:64")
+        raise UsageError(
+            f"{text!r} is no dtype with a group size",
+            where="weights",
+            fix=f"weights={literal(dtype + ':64')}",
+        )
     return weight_only_mapping(backend, dtype, int(size) if size else group_size)
 
 

@@ -33,7 +33,7 @@ def given_requirement(require: Any) -> float | tuple[str, ...] | None:
     raise UsageError(
         f"require={require!r} is not a share between 0 and 1",
         where="require",
-        fix='require=0.9 for 90% of the multiply-adds, or require=["encoder.fc"] for modules',
+        fix="require=0.9   # 90% of the multiply-adds; or the paths of modules, require=[path]",
     )
 
 
@@ -92,7 +92,7 @@ def _uncounted(report: Report, share: float) -> CoverageError:
         f"the share of multiply-adds that is quantized for {report.backend} is not known, and "
         f"{share:.1%} is required",
         where=where,
-        fix='name the modules that must be quantized: require=["encoder.fc"]',
+        fix=f"require={[r.module_path for r in report.operators if r.quantized][:1]!r}   # by path",
     )
 
 
@@ -117,7 +117,8 @@ def _check_modules(report: Report, names: Sequence[str]) -> None:
 def _nearest(name: str, report: Report) -> str:
     paths = {path for row in report.operators for path in (row.module_path, *row.fused) if path}
     parents = {path.rsplit(".", 1)[0] for path in paths}
-    shown = "modules with operators: " + ", ".join(sorted(paths)[:12])
+    known = sorted(paths)[:12]
+    shown = f"require={known[:1]!r}   # with operators: {', '.join(known)}"
     return did_you_mean(name, sorted(paths | parents), shown, most=3)
 
 
@@ -163,6 +164,6 @@ def _some(operators: list[str]) -> str:
 def _fix(refused: Sequence[Row]) -> str:
     """The fix of the first refusal that has one; the report has all."""
     fixes = (reason.fix for row in refused for reason in row.reasons[:1] if reason.fix)
-    everything = "print(backquant.explain(model, example_inputs, backend=...)) has every reason"
+    everything = "print(backquant.explain(model, example_inputs, ...))   # has every reason"
     first = next(fixes, "")
     return f"{first}\n{everything}" if first else everything

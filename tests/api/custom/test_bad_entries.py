@@ -202,3 +202,22 @@ class TestSharing:
         prepared = prepare(self.Joined(), bq.backend_config.get_x86_backend_config(), mapping)
         observers = {id(m) for n, m in prepared.named_modules(remove_duplicate=False) if "_1" in n}
         assert observers <= {id(prepared.activation_post_process_1)}
+
+
+def _measured(model: nn.Module) -> Any:
+    """With observers and fusers that give what the messages ask for."""
+    prepared = prepare(model, bq.get_backend_config("x86"))
+    prepared(X)
+    return prepared
+
+
+BY_HAND = {
+    **dict.fromkeys(
+        ["its class needs", "a class, or", "calculate_qparams", "set_fuser_method"],
+        lambda *_: bq.convert_fx(_measured(linear_relu())),
+    ),
+    "the same activation": lambda *_: bq.convert_fx(_measured(TestSharing.Joined())),
+    "return one of the nodes": lambda *_: prepare(
+        Residual(), backend(_add_pattern()._set_root_node_getter(lambda pattern: pattern[1]))
+    ),
+}

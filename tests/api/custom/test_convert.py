@@ -374,3 +374,17 @@ def test_a_nameless_description_runs_on_pytorchs_engine() -> None:
         prepared(x)
         quantized = bq.convert_fx(prepared)
         assert (quantized.engine and quantized.engine.name) == engine
+
+
+def _as_prepared(_: str, names: dict[str, Any]) -> None:
+    """The mapping of ``prepare_fx``; a rule's QConfig, or None."""
+    ours, x = names["both"].ours, image()
+    prepared = names["both"].feed(ours.prepare(Model().eval(), x), x)
+    for mapping in (ours.mapping(), ours.mapping().set_module_name("fc", None)):
+        ours.reference(prepared, qconfig_mapping=mapping)
+
+
+BY_HAND = {
+    "pass the QConfig of prepare_fx": _as_prepared,
+    "pass the mapping of prepare_fx": _as_prepared,
+}

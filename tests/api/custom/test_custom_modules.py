@@ -346,3 +346,11 @@ class TestRefusals:
         with pytest.raises(ConfigError) as caught:
             bq.convert_fx(prepared, convert_custom(bq))
         snapshot("custom-unobserved", caught.value)
+
+
+BY_HAND = {
+    **dict.fromkeys(
+        ["class ", "set it to None", "PrepareCustomConfig()"],
+        lambda _, n: bq.convert_fx(TestRefusals().prepared(n["both"]), convert_custom(bq)),
+    ),
+}

@@ -170,3 +170,14 @@ def test_the_observer_is_the_readers(both: Any) -> None:
     assert kinds == ["HistogramObserver", "HistogramObserver"]
     roles = [site.role.value for site in prepared_state(prepared).sites.sites][:2]
     assert roles == ["quantized input"] * 2
+
+
+def _interface(_: str, names: dict[str, Any]) -> None:
+    ours = names["both"].ours
+    prepared = ours.prepare(Model().eval(), inputs(), custom(bq, [0, 1], [0, 1]))
+    bq.convert_fx(names["both"].feed(prepared, inputs()))
+
+
+BY_HAND = {
+    "one of 0, 1": _interface,
+}

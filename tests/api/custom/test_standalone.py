@@ -346,3 +346,21 @@ class TestRefusals:
         assert prepared_state(prepared).plan.notes[-1] == (
             'standalone module "spare" is called nowhere in the traced model'
         )
+
+
+def _prepared(names: dict[str, Any], custom: Any) -> None:
+    names["both"].ours.prepare(Model().eval(), image(), custom)
+
+
+BY_HAND = {
+    "set_input_quantized_indexes([0])": lambda _, n: _prepared(n, standalone(bq, [0])),
+    "leave it out of": lambda _, n: [
+        _prepared(n, standalone(bq, [])),
+        _prepared(n, bq.PrepareCustomConfig().set_non_traceable_module_names(["inner"])),
+    ],
+    "return one tensor and set [0]": lambda _, n: _prepared(n, standalone(bq, [0])),
+    "parent's mapping": lambda _, n: [
+        _prepared(n, standalone(bq, [0], qconfig_mapping=n["both"].ours.mapping())),
+        _prepared(n, standalone(bq, [], qconfig_mapping=n["both"].ours.mapping())),
+    ],
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,20 @@ def test_parts_that_multiply_nothing_are_printed() -> None:
     model = nn.Sequential(nn.ReLU(), nn.Sigmoid())
     found = PartlyQuantized(model, {}, {}, 0, {"0": "no kernel"})
     assert "outside of these parts: unknown" in str(found)
+
+
+def _again(_: str, names: dict[str, Any]) -> None:
+    """Parts of the same structure in a folder that was not there, read again."""
+    folder = names["tmp_path"] / "again"
+    shutil.rmtree(folder, ignore_errors=True)
+    backquant.save_parts(names["quantized"], folder)
+    backquant.load_parts(Chosen(), folder)
+
+
+BY_HAND = {
+    **dict.fromkeys(
+        ["folder=", "name a folder", "backquant.save_parts", "load_parts(model", "check the path"],
+        _again,
+    ),
+    "write the parts again": _again,
+}

@@ -68,3 +68,8 @@ def test_what_is_no_condition(name: str, snapshot) -> None:
     with pytest.raises(SpecError) as error:
         condition_from(WRONG[name])
     snapshot(name.replace(" ", "_"), str(error.value))
+
+
+BY_HAND = {
+    "kernel_height": lambda fix, _: [condition_from({one: {"max": 4}}) for one in fix.split(", ")],
+}

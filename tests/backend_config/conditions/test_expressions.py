@@ -58,3 +58,18 @@ def test_what_is_no_expression(name: str, snapshot) -> None:
     with pytest.raises(SpecError) as error:
         parse_expression(WRONG[name])
     snapshot(f"expression_{name}", str(error.value))
+
+
+def _listed(fix: str) -> list[str]:
+    return fix.removeprefix("functions: ").split(", ")
+
+
+def _parsed(fix: str, _: object) -> None:
+    for one in fix.split(", "):
+        parse_expression(one)
+
+
+BY_HAND = {
+    "functions: ": lambda fix, _: [parse_expression(f"{one}(kernel_size)") for one in _listed(fix)],
+    **dict.fromkeys(["kernel_height", "max(", "dims["], _parsed),
+}

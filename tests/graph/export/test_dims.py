@@ -26,7 +26,7 @@ def test_an_input_that_the_model_has_not() -> None:
     x = torch.zeros(2, 8)
     with pytest.raises(CaptureError, match="no input 'x'") as caught:
         backquant.explain(nn.Linear(8, 4), x, dynamic_shapes={"x": {0: "n"}})
-    assert caught.value.fix == "its inputs are 'input'"
+    assert caught.value.fix == "dynamic_shapes={'input': {0: 'batch'}}"
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,25 @@ def test_windows_that_the_library_does_not_take() -> None:
     for image in (x, x[0], x[:0]):
         found = max_pool2d(image, [3, 3], [2, 2], [1, 1], [2, 2], False)
         assert torch.equal(found.float(), F.max_pool2d(image.float(), 3, 2, 1, 2))
+
+
+BY_HAND = {
+    "inputs of the shape": lambda *_: avg_pool2d(
+        torch.zeros(1, 2, 5, 5, dtype=torch.uint8),
+        0.1,
+        3,
+        [3, 3],
+        [2, 2],
+        [1, 1],
+        False,
+        True,
+        None,
+    ),
+    "inputs with one value": lambda *_: mean(
+        torch.zeros(1, 4, 1, 6, dtype=torch.uint8), 0.1, 3, [3, 2], True
+    ),
+    "inputs whose last": lambda _, n: n["pool"](
+        torch.zeros(*n["shape"][:2], *(4 for _ in n["shape"][2:]), dtype=torch.uint8),
+        *(1.0, 0, *n["window"], False, True, *n["rest"]),
+    ),
+}

@@ -267,7 +267,7 @@ def _refused(path: Path, what: str) -> UsageError:
     return UsageError(
         f"{path} {what}",
         where=f"resume={str(path)!r}",
-        fix="name a file that does not exist yet, or remove it to begin again",
+        fix=f"resume={str(path) + '-2'!r}   # or remove the file, to begin again",
     )
 
 

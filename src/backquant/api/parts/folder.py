@@ -87,7 +87,7 @@ def save_parts(
         raise UsageError(
             f"{target} exists",
             where=f"save_parts(..., {str(target)!r})",
-            fix="name a folder that is not there yet",
+            fix=f"folder={str(target.with_name(target.name + '-2'))!r}   # one that is not there yet",
         )
     staging = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
@@ -138,7 +138,7 @@ def load_parts(
             raise ArtifactError(
                 f"the model has no part {row.path!r}",
                 where=str(place / _INDEX),
-                fix="load_parts takes the model that was quantized, a module of the same structure",
+                fix="load_parts(model, ...)   # the model that was quantized, or one of the same structure",
             )
     parts = {row.path: load(place / row.file, allow=allow) for row in index.parts}
     rest = with_parts(evaluation_copy(kept), {path: nn.Identity() for path in parts})
@@ -156,7 +156,7 @@ def _index(place: Path) -> _Index:
         raise ArtifactError(
             f"{place} holds no quantized parts: {error.strerror}",
             where=str(place / _INDEX),
-            fix="backquant.save_parts(quantized, folder) writes them",
+            fix="backquant.save_parts(quantized, folder)   # writes them",
         ) from error
     except ValueError as error:  # pydantic's, too
         said, loc = str(error), ""

@@ -162,7 +162,7 @@ class _Parting:
                 raise UsageError(
                     f"{path!r} is no part that the model calls",
                     where=f"parts={list(paths)!r}",
-                    fix="parts=None finds them; paths are those of model.named_modules()",
+                    fix="parts=None   # finds them; paths are those of model.named_modules()",
                 )
             self._tried(path, part, self.seen[part])
             if path not in self.made:
@@ -255,7 +255,7 @@ def _share(require: Any) -> float:
         raise UsageError(
             "parts are not required by name",
             where=f"require={require!r}",
-            fix=f"parts={list(required)!r}, or the least share of the multiply-adds: require=0.9",
+            fix=f"require=None, parts={list(required)!r}   # or the least share: require=0.9",
         )
     return 0.0 if required is None else required
 

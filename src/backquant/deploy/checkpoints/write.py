@@ -113,9 +113,7 @@ def check_folder(place: Path, overwrite: bool) -> None:
             f"there is no folder {place.parent}", where="path", fix=f"mkdir -p {place.parent}"
         )
     if os.path.lexists(place) and not (overwrite and place.is_dir()):
-        raise UsageError(
-            f"{place} exists", where="path", fix="choose another name, or pass overwrite=True"
-        )
+        raise UsageError(f"{place} exists", where="path", fix="overwrite=True   # or another name")
 
 
 def _laid_out(

@@ -98,7 +98,7 @@ def check_dims(dynamic_shapes: Any, inputs: Mapping[str, Any]) -> None:
             raise CaptureError(
                 f"the model has no input {name!r}",
                 where=f"dynamic_shapes[{name!r}]",
-                fix=f"its inputs are {', '.join(map(repr, inputs))}",
+                fix=f"dynamic_shapes={ {one: {0: 'batch'} for one in inputs}!r}",
             )
         if isinstance(inputs[name], torch.Tensor) and isinstance(sizes, Mapping):
             _check_dimensions(name, inputs[name], sizes)

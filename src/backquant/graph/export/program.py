@@ -165,7 +165,7 @@ def explained(failure: NotExportedError, model: nn.Module, dynamic_shapes: Any) 
         fix = by_parts(model) or fix
     reason = failure.reason
     if dynamic_shapes is not None:
-        fix = "leave dynamic_shapes out: sizes that the model does not fix are then dynamic"
+        fix = "dynamic_shapes=None   # sizes that the model does not fix are then dynamic"
         fixed = fixed_size(str(failure.__cause__))
         if fixed is not None:
             reason = f"the model fixes the dynamic size {fixed[0]!r} to {fixed[1]}"
