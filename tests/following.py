@@ -30,6 +30,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -47,12 +48,22 @@ PEOPLE = Path(__file__).parent / "fixes_for_people.txt"
 #: Rule 7: the kinds of what a program cannot do, and how the fixes of each begin.
 OUTSIDE = {
     "a file is damaged, incomplete, or not what it is taken for: it comes from elsewhere": (
-        r"(copy|download) .*again|load (it|the file|the checkpoint) |do not load this file"
+        r"(copy|download) .*again|load (it|the file|the checkpoint) |do not load this file|"
+        r"the (config\.json|folder) (that|of)|a folder of a decoder|write all of them|"
+        r"name (a \.safetensors file|the file that counts)|a checkpoint from before"
+    ),
+    "the code of another package, or of what makes a model of files": (
+        r"raise backquant\.|see backquant\.|an object with the attributes|python -c|"
+        r"make the model with|none here: describe"
+    ),
+    "a runtime lacks an operator, or computes it wrongly": (
+        r"the operator named above|the targets |quantize for another target|leave rounding and|"
+        r"leave parts out|write that part of the model with operators"
     ),
     "a disk or a folder has no room, or does not let us write": r"make room|choose a folder",
     "a package, or a build of one, is not installed, or twice": r"(un)?install |pip install",
     "another machine, or how a process is started on this one": (
-        r"quantize again on this machine|set the environment variable|torchrun "
+        r"quantize again on this machine|set the environment variable|torchrun |backquant .*torchrun"
     ),
     "another rank has to do it": r"rank \d+ raised|see its own output|start as many ranks",
 }
@@ -317,7 +328,7 @@ def _as_command(call: Call, fix: str, error: BackquantError) -> Way | None:
         argv = words[1:]
     elif words[0].startswith("-"):
         argv = list(call.args)
-        if words[0] in argv:
+        while words[0] in argv:
             place = argv.index(words[0])
             del argv[place : place + 2]
         argv += words
@@ -339,6 +350,7 @@ def _as_word(call: Call, fix: str, error: BackquantError) -> Way | None:
     right = meant["word"].strip("'\"")
     numbers = re.findall(r"\b\d+\b", error.what) if right.isdigit() else []
     wrongs = [*(quoted for _, quoted in _QUOTED.findall(error.what)), *map(int, numbers)]
+    wrongs.sort(key=lambda one: -SequenceMatcher(None, str(one), right).ratio())
     for wrong in wrongs:
         arguments = _respelt((call.args, call.kwargs), wrong, right)
         if _text(arguments) != _text((call.args, call.kwargs)):
@@ -458,7 +470,7 @@ def _as_code(call: Call, fix: str, error: BackquantError) -> Way | None:
     tree = ast.fix_missing_locations(_Filled(call, names).visit(tree))
 
     def run() -> Any:
-        names["qconfig_mapping"] = copy.deepcopy(names["qconfig_mapping"])
+        names["qconfig_mapping"] = copy.deepcopy(names.get("qconfig_mapping"))
         *before, last = tree.body
         if before and ast.unparse(last).startswith("print("):  # more to look at
             *before, last = before

@@ -130,6 +130,7 @@ def _compared(case: Case, data: list[Any], **more: Any) -> None:
 
 
 BY_HAND = {
+    "data=[batch]": lambda _, n: _compared(n["cases"]["trace"], n["cases"]["trace"].data[:1]),
     "batch = (x,)": lambda _, n: _compared(n["cases"]["trace"], [(n["cases"]["trace"].data[0],)]),
     "pass the float model": lambda _, n: _compared(n["cases"]["trace"], n["cases"]["trace"].data),
     "metric=": lambda _, n: _compared(

@@ -103,3 +103,10 @@ def test_the_cost_is_one_rest_of_the_graph_for_each_group(cases: dict[str, Case]
     length = len(twin.nodes)
     forks = sum(length - twin.first(group) for group in range(len(twin.groups)))
     assert ran[0] <= 2 * (forks + length) + length  # both walks, and the run for the outputs
+
+
+BY_HAND = {
+    "backquant.sensitivity(": lambda _, n: backquant.sensitivity(
+        n["cases"]["trace"].model, n["cases"]["trace"].data
+    ),
+}

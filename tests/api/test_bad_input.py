@@ -44,7 +44,7 @@ from backquant.observe import MinMaxObserver
 IMAGE = torch.randn(2, 3, 8, 8)
 FIX_NAMES = {
     **{"batch": IMAGE, "calibration": [IMAGE], "example_inputs": (IMAGE,)},
-    **{"backend": "x86", "dataset": [IMAGE[0]], "qconfig": backquant.get_default_qconfig("x86")},
+    **{"dataset": [IMAGE[0]], "qconfig": backquant.get_default_qconfig("x86")},
 }
 
 

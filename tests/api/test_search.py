@@ -279,7 +279,7 @@ def _searched(names: dict[str, Any], **more: Any) -> None:
         pairs = zip(data, wanted, strict=True)
         return -float(sum((one(x) - y).square().mean() for x, y in pairs))
 
-    backquant.search(model, data, times=None, budget={"max_drop": 9.0}, metric=metric, **more)
+    backquant.search(model, data, times=None, budget={"max_drop": 0.5}, metric=metric, **more)
 
 
 BY_HAND = {

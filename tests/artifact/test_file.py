@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,6 @@ def _written(folder: Path) -> None:
 BY_HAND = {
     **dict.fromkeys(
         ["check the path", "quantize the model again", "mkdir -p", "path=", "rename it"],
-        lambda _, n: _written(n["tmp_path"]),
+        lambda *_: _written(Path(tempfile.mkdtemp())),
     ),
 }

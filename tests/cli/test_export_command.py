@@ -135,3 +135,10 @@ def test_an_option_has_a_name_and_a_value(text: str, snapshot: Any) -> None:
     with pytest.raises(UsageError) as raised:
         parse_options([text])
     snapshot("export-option", raised.value, {repr(text): "'<text>'"})
+
+
+BY_HAND = {
+    "--to onnx": lambda *_: beside(Path("model.bq"), "onnx"),
+    "a name and a value": lambda *_: parse_options(["opset=21"]),
+    "the argument's name": lambda *_: parse_dynamic(["x:0=batch"]),
+}

@@ -92,7 +92,7 @@ def test_messages(tagger: tuple[nn.Module, torch.Tensor], snapshot: Callable[...
         {"weights": "int5"},
         {"weights": "int4", "group_size": 1},
         {"group_size": 32},
-        {"weights": "int4", "qconfig_mapping": mapping},
+        {"weights": "int4", "group_size": 32, "qconfig_mapping": mapping},
         {"weights": {"tabel": "int4:32"}, "backend": "onnxruntime"},
         {"weights": {"table": "int4:x"}, "backend": "onnxruntime"},
         {"weights": {"up": "int5"}, "backend": "onnxruntime"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,3 +289,20 @@ def test_the_fixes_work() -> None:
         wish = refused.value.fix.partition("#")[0].strip().removeprefix("integer_io=")
         made = quantized(model, integer_io=eval(wish, {"torch": torch}))
         assert decibels(model(DATA[0]), made(DATA[0])) > 30
+
+
+def _written(model: Any, **more: Any) -> None:
+    """The integers that it takes and gives are kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        backquant.export(model, Path(folder) / "model.onnx", **more)
+
+
+BY_HAND = {
+    "input.to(torch.uint8)": lambda *_: quantized(cnn(), integer_io=True)(DATA[0].to(torch.uint8)),
+    "model(torch.nan_to_num": lambda *_: quantized(cnn(), integer_io=True)(
+        torch.nan_to_num(DATA[0] * torch.nan)
+    ),
+    "integer_io=None": lambda *_: _written(
+        quantized(cnn(), backend="onnxruntime", integer_io=True), integer_io=None
+    ),
+}

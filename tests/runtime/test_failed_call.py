@@ -38,3 +38,10 @@ def test_an_example_in_a_file_may_be_anything() -> None:
     example = ExampleSpec([{"tensor": 3, "dtype": "float32"}], {})
     found = failed_call(ERROR, ((torch.rand(2),), {}), example, "model.bq")
     assert isinstance(found, InputError) and "tensor: 3" in found.fix
+
+
+BY_HAND = {
+    "inputs like those": lambda *_: failed_call(
+        ERROR, ((torch.rand(2, 3), {"mask": torch.ones(2)}), {}), EXAMPLE, "model.bq"
+    ),
+}

@@ -143,3 +143,8 @@ def test_what_is_wrong_thousands_of_times_is_told_shortly(snapshot: Callable[...
         with pytest.raises(SpecError) as caught:
             loads(text, format)
         snapshot(name, str(caught.value)[:400])
+
+
+BY_HAND = {
+    "known: schema_version": lambda *_: loads("schema_version: 1\nname: a\n", "yaml"),
+}

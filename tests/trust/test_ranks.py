@@ -318,7 +318,7 @@ def _agreed(folder: Path) -> None:
 BY_HAND = {
     "every=100": lambda *_: Checkpoint("x", every=100),
     "checkpoint=Checkpoint": lambda _, n: artifact(
-        small(), rows(), n["tmp_path"] / "x", checkpoint=Checkpoint(n["tmp_path"] / "kept")
+        small(), rows(), n["tmp_path"] / "x", checkpoint=Checkpoint(n["tmp_path"] / "anew")
     ),
     **dict.fromkeys(
         [

@@ -43,6 +43,12 @@ class FixedQParams:
     quant_max: int = 255
 
 
+_OF_PLACES = frozenset(
+    {"elementwise", "activation", "fixed_qparams", "pooling", "shape", "dropout"}
+)
+_MIXING = frozenset({"matmul", "softmax", "log_softmax", "mean"})
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
     """One operator: its spellings, where its weight is, what becomes of it, and a sample of it.
@@ -118,6 +124,16 @@ class Operator:
     def shares_qparams(self) -> bool:
         """Whether the output's qparams are the input's."""
         return self.qparams in (QParamsRule.INPUT, QParamsRule.INPUTS)
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether each value of the result comes from those at its place, so that parts stay parts.
+
+        >>> from backquant.operators import find
+        >>> find(torch.relu).keeps_places, find(torch.softmax).keeps_places
+        (True, False)
+        """
+        return self.family in _OF_PLACES and self.name not in _MIXING
 
     @property
     def spellings(self) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
 """Operators that share qparams among values of very different ranges stay float by default.
 
 A concatenation of boxes in pixels and scores of 0 to 1 has one scale, in which each score is 0. Ranges are
-measured: a value that keeps fewer than ``LEAST_STEPS`` steps of the shared scale counts as lost. Joins that
-only layers read stay quantized: the input of a layer has one scale anyway.
+measured: a value that keeps fewer than ``LEAST_STEPS`` steps of the shared scale counts as lost. So does what
+keeps the parts at their places (an activation, a sum, a pool of it), and stays float with it. Joins that only
+layers read stay quantized: the input of a layer has one scale anyway.
 """
 
 from __future__ import annotations
@@ -95,7 +96,23 @@ def _lossy(module: fx.GraphModule, plan: Plan, measured: Measured) -> dict[str, 
     if not any(_may_differ(graph, node, plan) for node in joins):
         return {}
     around = {value.name for node in joins for value in (node, *node.all_input_nodes)}
-    return _Joins(joins, plan, measured(module, around)).lossy()
+    followers = _followers(graph, module, plan, joins)
+    return _Joins(joins, followers, plan, measured(module, around)).lossy()
+
+
+def _followers(
+    graph: GraphIndex, module: fx.GraphModule, plan: Plan, joins: Sequence[fx.Node]
+) -> set[fx.Node]:
+    """What is rounded after joins, with each part still at its place."""
+    found = set[fx.Node](joins)
+    for node in module.graph.nodes:
+        decision, key = plan.decisions.get(node.name), graph.key(node)
+        known = None if key is None else find(key.op)
+        if known is None or not known.keeps_places or found.isdisjoint(node.all_input_nodes):
+            continue
+        if decision is None or decision.quantized:
+            found.add(node)
+    return found.difference(joins)
 
 
 def _shares(decision: Decision | None) -> bool:
@@ -129,11 +146,18 @@ def _outcome(plan: Plan, node: fx.Node) -> Outcome | None:
 class _Joins:
     """Operators that share qparams, in graph order, and the ranges around them."""
 
-    def __init__(self, joins: Sequence[fx.Node], plan: Plan, ranges: Mapping[str, Range]) -> None:
-        self.joins, self.plan, self.ranges = joins, plan, ranges
+    def __init__(
+        self,
+        joins: Sequence[fx.Node],
+        followers: set[fx.Node],
+        plan: Plan,
+        ranges: Mapping[str, Range],
+    ) -> None:
+        self.plan, self.ranges, self.followers = plan, ranges, followers
+        self.holding = [n for n in joins[0].graph.nodes if n in followers or n in set(joins)]
         self.narrowing = {node for node in joins if self._loss(node, [node]) is not None}
         self.kept = set[fx.Node]()
-        for node in reversed(joins):
+        for node in reversed(self.holding):
             if any(self._keeps(user) for user in node.users):
                 self.kept.add(node)
 
@@ -147,14 +171,16 @@ class _Joins:
     def lossy(self) -> dict[str, _Loss]:
         """What is better left in float, with the part that would lose most."""
         found: dict[str, _Loss] = {}
-        for node in self.joins:
+        for node in self.holding:
             inputs = node.all_input_nodes
             lost_before = [found[value.name] for value in inputs if value.name in found]
             unrounded = lost_before or any(
                 _outcome(self.plan, value) is not Outcome.QUANTIZED for value in inputs
             )
             loss = None
-            if node in self.narrowing and unrounded:
+            if node in self.followers:
+                loss = lost_before[0] if lost_before and node in self.kept else None
+            elif node in self.narrowing and unrounded:
                 loss = self._loss(node, [node])
             elif node in self.kept:
                 loss = lost_before[0] if lost_before else self._loss(node, inputs)

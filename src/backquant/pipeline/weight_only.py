@@ -70,7 +70,7 @@ def weight_only_mapping(
         raise UsageError(
             f"a group has two weights or more, got group_size={group_size!r}",
             where="group_size",
-            fix="group_size=None" if any(_requests(config, row, None)) else "group_size=32",
+            fix=f"group_size={next((n for n in (32, 64, 128) if any(_requests(config, row, n))), None)}",
         )
     mapping = QConfigMapping()
     found = dict(reversed(list(_requests(config, row, group_size))))  # the first counts
@@ -138,7 +138,7 @@ def _spelled_mapping(backend: BackendConfig, text: str, group_size: int | None) 
         raise UsageError(
             f"{text!r} is no dtype with a group size",
             where="weights",
-            fix=f"weights={literal(dtype + ':64')}",
+            fix=f"did you mean {literal(dtype + ':64')}?",
         )
     return weight_only_mapping(backend, dtype, int(size) if size else group_size)
 

@@ -118,7 +118,7 @@ def _again(_: str, names: dict[str, Any]) -> None:
     """Parts of the same structure in a folder that was not there, read again."""
     folder = names["tmp_path"] / "again"
     shutil.rmtree(folder, ignore_errors=True)
-    backquant.save_parts(names["quantized"], folder)
+    backquant.save_parts(names["found"], folder)
     backquant.load_parts(Chosen(), folder)
 
 
