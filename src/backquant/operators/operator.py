@@ -129,6 +129,7 @@ class Operator:
     def keeps_places(self) -> bool:
         """Whether each value of the result comes from those at its place, so that parts stay parts.
 
+        >>> import torch
         >>> from backquant.operators import find
         >>> find(torch.relu).keeps_places, find(torch.softmax).keeps_places
         (True, False)
