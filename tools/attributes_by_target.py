@@ -11,8 +11,10 @@ tried, once beside the plain call and once beside a call whose other attributes 
 with the operator between integers is quantized for the target, exported with a free batch (with fixed sizes
 where that is refused), run by its runtime at several batch sizes, and compared with the quantized model.
 
-Cells with the same inputs share a model with an output for each; one that is refused is halved, and a cell
-that differs is run once more alone.
+Each call stands twice in its model: a layer on integers reads the one result, a float operator the other.
+Cells with the same inputs share a model; of one that is refused, the cells that the error names are run
+apart (it is halved where it names none), and a cell that differs is run alone. A call that says what the
+default is has the outcome of the call without it.
 With ``--results FILE`` outcomes are appended to a file of JSON lines, and what it holds is not run again.
 Exit status: 0 when each cell is equal or refused, 1 otherwise, 2 for bad usage.
 """
@@ -23,6 +25,7 @@ import argparse
 import inspect
 import itertools
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,7 +74,7 @@ UNTRIED = {  # of training, of memory, or where a tensor is; and modes in which 
     *("implicit", "use_deterministic_mode", "norm_type", "batch_first"),
 }
 SIZES = (3, 17, 2, 5)
-MOST = 16  # cells of one model
+MOST = 48  # cells of one model
 NEAR = 40.0  # dB
 EXACT = "equal without this CPU's shortcuts"
 FINDINGS = ("differs", "raises")
@@ -99,6 +102,15 @@ class Cell:
         said = ", ".join(f"{key}={value!r}" for key, value in self.values.items())
         return f"{self.operator}({said})"
 
+    @property
+    def call(self) -> str:
+        """Operator and all arguments: alike for one and the same call."""
+        if isinstance(self.build, partial):
+            taken = {a.name: a.default_value for a in self.build.args[0]._schema.arguments}
+        else:
+            taken = {p.name: p.default for p in inspect.signature(self.build).parameters.values()}
+        return f"{self.operator} {taken | dict(self.values)}"
+
     def module(self) -> nn.Module:
         """The module of this call."""
         with torch.random.fork_rng(devices=[]):
@@ -111,11 +123,11 @@ class Cell:
         shapes = [(size, *shape[1:]) for shape in self.shapes]
         return [torch.rand(shape, generator=generator) + self.least for shape in shapes]
 
-    def result(self) -> Any:
+    def result(self, size: int | None = None) -> Any:
         """What PyTorch gives for it; ``None`` for a call that it refuses, or whose floats are not finite."""
         try:
             with torch.no_grad():
-                found = self.module()(*self.inputs(self.shapes[0][0]))
+                found = self.module()(*self.inputs(size or self.shapes[0][0]))
         except Exception:
             return None
         floats = [t for t in tensors(found) if t.is_floating_point()]
@@ -296,7 +308,8 @@ def sampled(cells: Sequence[Cell], every: int) -> Iterator[Cell]:
 
 
 class Branches(nn.Module):
-    """Each input through a layer on integers, each cell on these, each float result through another layer.
+    """Each input through two layers on integers; each cell on what the one gives, each float result through
+    another layer; each cell on what the other gives, the sine of each float result.
 
     The layers give what they read, no two products of theirs are added, and inputs use less than half of the
     calibrated range: sums of two products do not overflow 16 bits where the CPU has no VNNI.
@@ -307,24 +320,51 @@ class Branches(nn.Module):
         shapes = cells[0].shapes
         self.before = nn.ModuleList(_unchanged(shape) for shape in shapes)
         self.calls = nn.ModuleList(cell.module() for cell in cells)
-        after: dict[str, nn.Module] = {}
-        for place, cell in enumerate(cells):
-            for item, value in enumerate(tensors(cell.result())):
-                if value.is_floating_point() and value.dim() > 1 and value.shape[-1] > 0:
-                    after[f"{place}_{item}"] = _identity(
-                        nn.Linear(value.shape[-1], value.shape[-1])
-                    )
-        self.after = nn.ModuleDict(after)
+        self.before_floats = nn.ModuleList(_unchanged(shape, 0.75) for shape in shapes)
+        self.float_calls = nn.ModuleList(cell.module() for cell in cells)
+        self.after = nn.ModuleDict(
+            (f"{place}_{item}", _unchanged(shape))
+            for place, cell in enumerate(cells)
+            for item, shape in enumerate(_shapes_to_read(cell))
+            if shape
+        )
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """The results of all cells, flat."""
         values = [layer(value) for layer, value in zip(self.before, inputs, strict=True)]
+        floats = [layer(value) for layer, value in zip(self.before_floats, inputs, strict=True)]
         results = []
-        for place, call in enumerate(self.calls):
+        for place, (call, float_call) in enumerate(zip(self.calls, self.float_calls, strict=True)):
             for item, value in enumerate(tensors(call(*values))):
                 key = f"{place}_{item}"
                 results.append(self.after[key](value) if key in self.after else value)
+            read = [value for value in tensors(float_call(*floats)) if value.is_floating_point()]
+            results.extend(map(torch.sin, read))
         return tuple(results)
+
+
+def _shapes_to_read(cell: Cell) -> list[Sequence[int]]:
+    """Of each result, what a layer can read; nothing of integers, and of features that hang on the batch."""
+    results = tensors(cell.result())
+    larger = tensors(cell.result(cell.shapes[0][0] + 1)) or results
+    return [
+        one.shape
+        if one.is_floating_point()
+        and one.dim() > 1
+        and one.shape[_features(one.shape)] == other.shape[_features(one.shape)]
+        else ()
+        for one, other in zip(results, larger, strict=True)
+    ]
+
+
+def outputs_of(cell: Cell) -> int:
+    """How many outputs of a model are of this cell.
+
+    >>> outputs_of(next(every_cell(["aten.max_pool2d_with_indices"])))
+    3
+    """
+    results = tensors(cell.result())
+    return len(results) + sum(value.is_floating_point() for value in results)
 
 
 class _OneInput(Branches):
@@ -342,21 +382,26 @@ class _ThreeInputs(Branches):
         return super().forward(x, y, z)
 
 
-def _identity(layer: Any) -> nn.Module:
+_CONVOLUTIONS = {3: nn.Conv1d, 4: nn.Conv2d}
+
+
+def _features(shape: Sequence[int]) -> int:
+    """The axis that layers for ``shape`` have their features on."""
+    return 1 if len(shape) in _CONVOLUTIONS else -1
+
+
+def _unchanged(shape: Sequence[int], factor: float = 1.0) -> nn.Module:
+    """A layer that gives what it reads, times ``factor``. Volumes go through a linear layer: a target without
+    convolutions of them may have other operators."""
+    features = shape[_features(shape)]
+    kind: Any = _CONVOLUTIONS.get(len(shape))
+    layer = nn.Linear(features, features) if kind is None else kind(features, features, 1)
     with torch.no_grad():
         layer.weight.zero_()
         for place in range(layer.weight.shape[0]):
-            layer.weight[place, place] = 1.0
+            layer.weight[place, place] = factor
         layer.bias.zero_()
     return layer  # type: ignore[no-any-return]
-
-
-def _unchanged(shape: Sequence[int]) -> nn.Module:
-    """Volumes go through a linear layer: a target without convolutions of them may have other operators."""
-    convolutions = {3: nn.Conv1d, 4: nn.Conv2d}
-    if len(shape) in convolutions:
-        return _identity(convolutions[len(shape)](shape[1], shape[1], 1))
-    return _identity(nn.Linear(shape[-1], shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -369,17 +414,71 @@ class Outcome:
 
 
 def outcomes(target: str, cells: Sequence[Cell]) -> list[Outcome]:
-    """One for each cell; a model with several that is not taken is halved, and what differs is run alone."""
-    found = _outcomes(target, cells, is_free=True)
-    if len(cells) == 1:
-        return found if found[0].status != "refused" else [_at_fixed_sizes(target, cells, found[0])]
+    """One for each cell; what free sizes are refused for is tried at fixed ones."""
+    found = _apart(target, cells, _parts_by_size(cells), is_free=True)
+    refused = [place for place, outcome in enumerate(found) if outcome.status == "refused"]
+    fixed = _together(target, [cells[place] for place in refused], is_free=False)
+    for place, outcome in zip(refused, fixed, strict=True):
+        is_equal = outcome.status == "equal"
+        words = found[place].words
+        found[place] = Outcome("equal at fixed sizes", words) if is_equal else outcome
+    return found
+
+
+def _apart(
+    target: str, cells: Sequence[Cell], parts: Sequence[Sequence[int]], *, is_free: bool
+) -> list[Outcome]:
+    """The outcomes of ``cells``, of which each of ``parts`` shares a model."""
+    found: dict[int, Outcome] = {}
+    for part in parts:
+        outcomes_of_part = _together(target, [cells[place] for place in part], is_free=is_free)
+        found |= zip(part, outcomes_of_part, strict=True)
+    return [found[place] for place in range(len(cells))]
+
+
+def _together(target: str, cells: Sequence[Cell], *, is_free: bool) -> list[Outcome]:
+    """Of cells in one model. Of a model that is not taken, what the error names is run apart; it is halved
+    where it names none. What differs is run alone."""
+    found = _outcomes(target, cells, is_free=is_free) if cells else []
+    if len(cells) < 2:
+        return found
     if any(outcome.status in ("refused", "raises") for outcome in found):
-        half = _middle(cells)
-        return [*outcomes(target, cells[:half]), *outcomes(target, cells[half:])]
+        if _is_all_refused(found[0], cells):
+            return found
+        return _apart(target, cells, _parts_by_words(cells, found[0].words), is_free=is_free)
     return [
-        outcome if outcome.status != "differs" else _alone(target, cell, outcome)
+        outcome if outcome.status != "differs" else _alone(target, cell, outcome, is_free=is_free)
         for cell, outcome in zip(cells, found, strict=True)
     ]
+
+
+def _is_all_refused(outcome: Outcome, cells: Sequence[Cell]) -> bool:
+    """Whether both calls of every cell are refused, for one reason and without a line for another."""
+    return f"cannot take {2 * len(cells)} operators" in outcome.words and "\n" not in outcome.words
+
+
+def _parts_by_size(cells: Sequence[Cell]) -> list[list[int]]:
+    """Calls that take the size of their example only are models of their own: an error names none of them."""
+    bound = [
+        place for place, cell in enumerate(cells) if cell.result(cell.shapes[0][0] + 1) is None
+    ]
+    rest = [place for place in range(len(cells)) if place not in bound]
+    return [rest, *([place] for place in bound)]
+
+
+def _parts_by_words(cells: Sequence[Cell], words: str) -> list[list[int]]:
+    """Those of the operators that an error names, and the others; of one operator, each named call, and the
+    others."""
+    places = range(len(cells))
+    named = {int(place) for place in re.findall(r"calls\.(\d+)\b", words)}
+    operators = {cells[place].operator for place in named}
+    blamed = [place for place in places if cells[place].operator in operators]
+    half = _middle(cells)
+    parts = [[place] for place in sorted(named)] or [[*range(half)]]
+    if named and len(blamed) < len(cells):
+        parts = [blamed]
+    told = {*itertools.chain(*parts)}
+    return [*parts, [place for place in places if place not in told]]
 
 
 def _middle(cells: Sequence[Cell]) -> int:
@@ -389,26 +488,21 @@ def _middle(cells: Sequence[Cell]) -> int:
     return min(changes or [len(cells) // 2], key=lambda place: abs(place - len(cells) // 2))
 
 
-def _alone(target: str, cell: Cell, beside: Outcome) -> Outcome:
+def _alone(target: str, cell: Cell, beside: Outcome, *, is_free: bool) -> Outcome:
     """Of a cell whose result differed in a model with others."""
-    [alone] = outcomes(target, [cell])
+    [alone] = _outcomes(target, [cell], is_free=is_free)
     return (
         alone if alone.status in FINDINGS else Outcome("differs", f"{beside.words}, beside others")
     )
-
-
-def _at_fixed_sizes(target: str, cells: Sequence[Cell], refused: Outcome) -> Outcome:
-    [fixed] = _outcomes(target, cells, is_free=False)
-    return Outcome("equal at fixed sizes", refused.words) if fixed.status == "equal" else fixed
 
 
 def _outcomes(target: str, cells: Sequence[Cell], *, is_free: bool) -> list[Outcome]:
     try:
         return _compared(target, cells, is_free=is_free)
     except backquant.BackquantError as error:
-        found = Outcome("refused", " ".join(str(error).split("\n  fix")[0].split())[:300])
+        found = Outcome("refused", str(error).split("\n  fix")[0].replace("\n  where", " where"))
     except Exception as error:
-        found = Outcome("raises", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        found = Outcome("raises", f"{type(error).__name__}: {error}")
     return [found] * len(cells)
 
 
@@ -445,7 +539,7 @@ def _words(
     quantized: Any, cells: Sequence[Cell], steps: Sequence[float], loaded: Loaded, *, is_free: bool
 ) -> list[str]:
     """What is wrong with each cell in a loaded file, called at one size after another."""
-    counts, words = [len(tensors(cell.result())) for cell in cells], [""] * len(cells)
+    counts, words = [outputs_of(cell) for cell in cells], [""] * len(cells)
     for batch in SIZES if is_free else (cells[0].shapes[0][0],):
         inputs = cells[0].inputs(batch, 10 + batch)
         with torch.no_grad():
@@ -474,7 +568,7 @@ def steps_of(quantized: Any, inputs: Sequence[torch.Tensor]) -> list[float]:
 
 def _step(node: Any) -> float:
     step = 0.0
-    while is_dequantize(node) or str(node.target).startswith("after."):
+    while is_dequantize(node) or str(node.target).startswith(("after.", "aten.sin.")):
         if is_dequantize(node):
             step = max(step, float(qparams_of(node).scale))
         node = node.args[0].args[0] if is_dequantize(node) else node.args[0]
@@ -511,17 +605,34 @@ def run(wanted: Sequence[Cell], targets: Sequence[str], path: Path | None) -> li
     for cell in wanted:
         by_inputs.setdefault((cell.shapes, cell.least), []).append(cell)
     for target, group in itertools.product(targets, by_inputs.values()):
-        missing = [cell for cell in group if (target, cell.name) not in rows]
+        alike: dict[str, list[Cell]] = {}
+        for cell in group:
+            if (target, cell.name) not in rows:
+                alike.setdefault(cell.call, []).append(cell)
+        missing = [*alike.values()]
         for start in range(0, len(missing), MOST):
             part = missing[start : start + MOST]
-            for cell, outcome in zip(part, outcomes(target, part), strict=True):
-                row = {"target": target, "cell": cell.name, "operator": cell.operator}
-                row |= {"of": cell.of, "value": repr(cell.values.get(cell.of))}
-                row |= {"status": outcome.status, "words": outcome.words}
-                rows[target, cell.name] = row
+            found = outcomes(target, [same[0] for same in part])
+            for cell, outcome in (
+                (cell, one) for same, one in zip(part, found, strict=True) for cell in same
+            ):
+                rows[target, cell.name] = row = _row(target, cell, outcome)
                 _append(row, path)
     asked = {(target, cell.name) for target in targets for cell in wanted}
     return [row for key, row in rows.items() if key in asked]
+
+
+def _row(target: str, cell: Cell, outcome: Outcome) -> dict[str, str]:
+    words = " ".join(outcome.words.split())[:300]
+    return {
+        "target": target,
+        "cell": cell.name,
+        "operator": cell.operator,
+        "of": cell.of,
+        "value": repr(cell.values.get(cell.of)),
+        "status": outcome.status,
+        "words": words,
+    }
 
 
 def known(path: Path | None) -> dict[tuple[str, str], dict[str, str]]:

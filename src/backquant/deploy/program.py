@@ -83,6 +83,7 @@ def export_program(
         if found is None:
             raise _refusal(reason, dynamic_shapes, failure_of(error, module)) from error
         exported = found
+    spread_numbers(exported.graph)
     return _functional(Program(exported, _origins(exported.graph)))
 
 
@@ -144,6 +145,26 @@ def _functional(program: Program) -> Program:
         exported = program.exported.run_decompositions({})
     _leave_out_input_changes(exported)
     return Program(exported, origins_of_stacks(exported.graph))
+
+
+def spread_numbers(graph: fx.Graph) -> None:
+    """One number for all axes (``stride=[2]`` of images) becomes one for each, in place, as files have it.
+
+    >>> pooled = torch.export.export(nn.MaxPool2d([3], [2]), (torch.zeros(1, 1, 8, 8),))
+    >>> spread_numbers(pooled.graph)
+    >>> pooled.graph.output_node().args[0][0].args[1:]
+    ([3, 3], [2, 2])
+    """
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload):
+            arguments = node.target._schema.arguments
+            given = itertools.zip_longest(node.args, arguments[: len(node.args)])
+            node.args = tuple(_spread(value, argument) for value, argument in given)
+
+
+def _spread(value: Any, argument: Any) -> Any:
+    is_one = isinstance(value, (list, tuple)) and len(value) == 1
+    return [*value] * argument.N if is_one and argument.N else value
 
 
 def origins_of_stacks(graph: fx.Graph) -> dict[str, str]:

@@ -11,6 +11,7 @@
 4. Integers that are taken from a float number (``1.0 - mask``) become floats before: the exporter makes the
    subtraction one whose first operand is the number, and finds no form of it for the types.
 5. Attention has four axes: the exporter refuses others (``four_axes``).
+6. ``squeeze(dim)`` of an axis longer than 1 moves nothing; ONNX refuses it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def spell_for_onnx(program: ExportedProgram) -> None:
         elif node.target in (overload("amin"), overload("amax")):
             x, axes, *more = node.args if len(node.args) > 1 else (*node.args, [])
             node.args = (x, axes or list(range(x.meta["val"].dim())), *more)
+        elif node.target is overload("squeeze", "dim"):
+            if node.meta["val"].dim() == node.args[0].meta["val"].dim():  # type: ignore[union-attr]
+                node.target, node.args = overload("clone"), node.args[:1]
         elif node.target is overload("aminmax"):
             _one_after_the_other(node)
         elif node.target is overload("rsub", "Scalar"):
