@@ -29,14 +29,14 @@ from torch import nn
 import backquant
 from backquant.accuracy.recipes import followed
 from backquant.api import one_call
-from backquant.calibrate.examples import called_on_example
+from backquant.calibrate.batches import called_on_example
 from backquant.calibrate.measure import measure
 from backquant.convert import convert_to_reference
 from backquant.fuse import plan_fused
 from backquant.graph import as_arguments, capture
 from backquant.graph.export.capture import capture_export
-from backquant.pipeline.costs import costs_of
 from backquant.pipeline.lower import quantized_model
+from backquant.pipeline.plan import costs_of
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.report.recorded import with_reporting
 from backquant.speed.slower import the_faster

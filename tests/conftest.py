@@ -112,11 +112,11 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _untimed() -> Iterator[None]:
     """``quantize`` leaves nothing in float for its speed; tests that want it give it a clock of theirs."""
-    from backquant.api import one_call
+    from backquant.api import flow
 
     with pytest.MonkeyPatch.context() as patch:
-        never = replace(one_call.TIMING, least=sys.maxsize, least_recurrent=sys.maxsize)
-        patch.setattr(one_call, "TIMING", never)
+        never = replace(flow.TIMING, least=sys.maxsize, least_recurrent=sys.maxsize)
+        patch.setattr(flow, "TIMING", never)
         yield
 
 

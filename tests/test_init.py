@@ -98,7 +98,7 @@ def test_a_room_that_fails_to_import_is_not_hidden(monkeypatch: pytest.MonkeyPat
     def missing(name: str) -> object:
         raise ModuleNotFoundError("No module named 'yaml'", name="yaml")
 
-    monkeypatch.setattr(backquant.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ModuleNotFoundError, match="yaml"):
         backquant.something_new  # noqa: B018
 

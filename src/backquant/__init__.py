@@ -11,39 +11,25 @@ its names is first asked for, so that ``import backquant`` itself costs nothing.
 
 from __future__ import annotations
 
-import importlib
-import re
 from typing import Any
 
 from backquant.version import __version__ as __version__
 
-_LISTED = r"(?m)^from (backquant[\w.]*) import \(?\s*(\w+) as \2\b"
-_rooms: dict[str, str] = {}
-
 
 def _listed() -> dict[str, str]:
     """The room of every name that ``__init__.pyi`` lists."""
-    if not _rooms:
-        from pathlib import Path  # here: importing backquant alone does without
+    from backquant.faces import listed  # here: importing backquant alone does without
 
-        text = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-        found = {name: room for room, name in re.findall(_LISTED, text)}
-        _rooms.update({name: room for name, room in found.items() if name != "__version__"})
-    return _rooms
+    return {name: room for name, room in listed(__file__).items() if name != "__version__"}
 
 
 def __getattr__(name: str) -> Any:
     """The public name ``name``, or the room that is called so; ``__all__`` are the names of no room."""
+    from backquant.faces import member
+
     if name == "__all__":
         return sorted(public for public, room in _listed().items() if room != "backquant")
-    if not name.startswith("_") and _listed().get(name, "backquant") != "backquant":
-        return getattr(importlib.import_module(_listed()[name]), name)  # names are spelled by rooms
-    try:
-        return importlib.import_module(f"backquant.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"backquant.{name}":
-            raise
-    raise AttributeError(f"module 'backquant' has no attribute {name!r}")
+    return member(__name__, __file__, name)  # names are spelled by rooms
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.calibrated import Calibrated
-from backquant.api.calibrated import CalibrationCall
+from backquant.api.flow import Flow, Options
 from backquant.runtime import QuantizedModel
 
 
@@ -43,7 +43,7 @@ def cases() -> dict[str, Case]:
     data = [torch.randn(8, 3, 8, 8) for _ in range(3)]
     made: dict[str, Case] = {}
     for capture in ("trace", "export"):
-        call = CalibrationCall("x86", capture=capture)
+        call = Flow(Options("x86", capture=capture))
         arguments: dict[str, Any] = {"calibration": data, "slower": "keep", "capture": capture}
         made[capture] = Case(
             model, data, call.calibrated(model, None, data), backquant.quantize(model, **arguments)

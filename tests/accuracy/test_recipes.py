@@ -16,7 +16,7 @@ from backquant.accuracy.recipes.bench import Bench, Losses
 from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.accuracy.recipes.layers import layers_of
 from backquant.accuracy.recipes.steps import STEPS
-from backquant.api.calibrated import CalibrationCall
+from backquant.api.flow import Flow, Options
 from backquant.errors import UsageError
 
 
@@ -205,7 +205,7 @@ def test_new_integers_come_with_a_bias_for_them(step: str) -> None:
     data = [torch.rand(8, 4, 6, 6) + 1 for _ in range(4)]
     for batch in data:
         batch[:, ::2] *= 0.01
-    ready = CalibrationCall("x86").calibrated(model, None, data)
+    ready = Flow(Options("x86")).calibrated(model, None, data)
     draft = Draft(ready.prepared, ready.conversion).changed([Change("0", bias=torch.ones(8))])
     changes: list[Any] = list(STEPS[step](draft, Bench(draft, data)))
     assert [change.place for change in changes] == ["0"]
@@ -226,7 +226,7 @@ def test_groups_of_four_bits() -> None:
     mixed = torch.randn(8, 64)
     data = [torch.randn(64, 8) @ mixed for _ in range(4)]
     test = torch.randn(64, 8) @ mixed
-    call = CalibrationCall(weights="int4", group_size=32)
+    call = Flow(Options(weights="int4", group_size=32))
     ready = call.calibrated(model, None, data)
     twin = Draft(ready.prepared, ready.conversion).twin()
     assert [layer.grid().scale.shape for layer in layers_of(twin)] == [(1, 32, 64), (1, 64, 32)]
@@ -248,7 +248,7 @@ def test_scales_of_groups_and_of_embeddings_are_clipped() -> None:
         model[1].weight[:, 5] = 0.8
         model[0].weight[:, 5] *= 1e-3  # type: ignore[operator]
     data = [torch.randint(32, (64,)) for _ in range(4)]
-    ready = CalibrationCall(weights="int4", group_size=32).calibrated(model, None, data)
+    ready = Flow(Options(weights="int4", group_size=32)).calibrated(model, None, data)
     draft = Draft(ready.prepared, ready.conversion)
     found = {change.place: change for change in STEPS["weight-clipping"](draft, Bench(draft, data))}
     assert set(found) == {"0", "1"}
@@ -320,7 +320,7 @@ def test_a_recipe_takes_no_more_samples_than_it_says(tmp_path: Path) -> None:
     mine.write_text("{name: mine, steps: [gptq], samples: 8}")
     model = nn.Sequential(nn.Conv2d(1, 2, 3, stride=5)).eval()
     data = [torch.randn(2, 1, 500, 500) for _ in range(8)]
-    ready = CalibrationCall(backquant.get_backend_config("x86"), None).calibrated(model, None, data)
+    ready = Flow(Options(backquant.get_backend_config("x86"), None)).calibrated(model, None, data)
     draft = Draft(ready.prepared, ready.conversion)
     recipe = recipe_of(mine)
     held = [

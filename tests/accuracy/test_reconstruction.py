@@ -16,7 +16,7 @@ from backquant.accuracy.recipes.draft import Draft
 from backquant.accuracy.recipes.layers import layers_of
 from backquant.accuracy.recipes.reconstruction import _Sides, blocks, distillation
 from backquant.accuracy.recipes.steps import _moments, batch_norm
-from backquant.api.calibrated import CalibrationCall
+from backquant.api.flow import Flow, Options
 
 
 def few_steps(observer: Any, qscheme: torch.qscheme) -> backquant.QConfig:
@@ -29,7 +29,7 @@ def four_bits(name: str) -> tuple[Draft, Bench]:
     mapping = backquant.QConfigMapping().set_global(few)
     backend = backquant.get_backend_config("x86").set_engine(None)
     model, data, _ = trained(name)
-    ready = CalibrationCall(backend, mapping).calibrated(model, None, data)
+    ready = Flow(Options(backend, mapping)).calibrated(model, None, data)
     draft = Draft(ready.prepared, ready.conversion)
     return draft, Bench(draft, data)
 
@@ -90,7 +90,7 @@ def test_transposed_convolutions_get_their_mean_back() -> None:
     data = [torch.randn(4, 2, 8, 8) for _ in range(4)]
     few = few_steps(backquant.MinMaxObserver, torch.per_tensor_symmetric)
     mapping = backquant.QConfigMapping().set_global(few)
-    ready = CalibrationCall(backquant.get_backend_config("x86"), mapping).calibrated(
+    ready = Flow(Options(backquant.get_backend_config("x86"), mapping)).calibrated(
         model.eval(), None, data
     )
     draft = Draft(ready.prepared, ready.conversion)

@@ -16,7 +16,7 @@ from backquant.accuracy.recipes.draft import Draft
 from backquant.accuracy.recipes.ranges import divergence, entropy_range, percentile_range
 from backquant.accuracy.recipes.rescale import equalized, smoothed
 from backquant.accuracy.recipes.steps import STEPS
-from backquant.api.calibrated import CalibrationCall
+from backquant.api.flow import Flow, Options
 from backquant.lower.kernels.boundary import multiply
 from backquant.observe.histogram_grid import Spread
 from backquant.prepare import unobserved
@@ -48,7 +48,7 @@ def prepared(request: pytest.FixtureRequest) -> tuple[Draft, list[torch.Tensor]]
         model.norm.weight.copy_(3 ** torch.randn(16))
         model.conv1.weight.mul_((3 ** torch.randn(8)).reshape(-1, 1, 1, 1))
     data = [torch.randn(8, 16) for _ in range(4)]
-    ready = CalibrationCall("x86", capture=request.param).calibrated(model, None, data)
+    ready = Flow(Options("x86", capture=request.param)).calibrated(model, None, data)
     return Draft(ready.prepared, ready.conversion), data
 
 
@@ -118,7 +118,7 @@ def test_channels_of_which_few_values_are_known_get_no_product(
 ) -> None:
     model, capture, data = post
     few = [batch[:8] for batch in data]
-    ready = CalibrationCall("x86", capture=capture).calibrated(model, None, few)
+    ready = Flow(Options("x86", capture=capture)).calibrated(model, None, few)
     draft = Draft(ready.prepared, ready.conversion)
     with torch.no_grad():
         assert list(STEPS["products"](draft, Bench(draft, few))) == []
@@ -128,7 +128,7 @@ def test_a_product_scales_what_a_sum_reads_too(
     post: tuple[nn.Module, str, list[torch.Tensor]], tmp_path: Any
 ) -> None:
     model, capture, data = post
-    ready = CalibrationCall("x86", capture=capture).calibrated(model, None, data)
+    ready = Flow(Options("x86", capture=capture)).calibrated(model, None, data)
     draft = Draft(ready.prepared, ready.conversion)
     found = {bridge.values[0]: bridge for bridge in products_of(draft.twin())}
     [norm, behind] = found.values()  # not what 32 outputs read
@@ -188,7 +188,7 @@ def test_equation_11_by_hand() -> None:
     with torch.no_grad():
         first.weight.copy_(torch.tensor([[8.0], [1.0]]))
         second.weight.copy_(torch.tensor([[2.0, 4.0]]))
-    ready = CalibrationCall("x86").calibrated(
+    ready = Flow(Options("x86")).calibrated(
         nn.Sequential(first, nn.ReLU(), second).eval(), None, [torch.ones(2, 1)]
     )
     found = list(bridges_of(Draft(ready.prepared, ready.conversion).twin()))

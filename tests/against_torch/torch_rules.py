@@ -15,10 +15,8 @@ import torch
 from torch import fx
 
 from backquant.match.plan import Match
-from backquant.prepare.groups import Groups
-from backquant.prepare.placement import Placement
-from backquant.prepare.requests import ObserverSpec, Probe
-from backquant.prepare.sites import Site, SiteTable
+from backquant.prepare.placement import Groups, Placement
+from backquant.prepare.sites import ObserverSpec, Probe, Site, SiteTable
 
 __all__ = [
     "ADOPTED",

@@ -14,7 +14,7 @@ from torchvision.models import squeezenet1_1
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import backquant
-from backquant.calibrate import by_layer
+from backquant.calibrate import measure
 from backquant.errors import ConfigError, UsageError
 
 TOKENS = [{"input_ids": torch.arange(6).reshape(1, 6) * n % 50} for n in (1, 3, 7)]
@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bytes_of_quantize(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of stock models, in shards; every module is a part of its own."""
-    monkeypatch.setattr(by_layer, "PART", 1)
+    monkeypatch.setattr(measure, "PART", 1)
     make, options = KINDS[kind]
     torch.manual_seed(0)
     model, example = make(), (IMAGES if make is images else TOKENS)[0]

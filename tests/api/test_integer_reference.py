@@ -12,7 +12,7 @@ import backquant
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.errors import EngineError
 from backquant.observe import BlockMinMaxObserver
-from backquant.pipeline.weight_only import weight_only_mapping
+from backquant.pipeline.mappings import weight_only_mapping
 from backquant.qconfig import QConfigMapping, default_dynamic_qconfig
 
 NPU = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.calibrate.examples import called_on_example, example_from
+from backquant.calibrate.batches import called_on_example, example_from
 from backquant.errors import InputError
 
 _BATCHES = [(torch.ones(2, 3),), (torch.zeros(2, 3),)]

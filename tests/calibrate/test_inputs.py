@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 import backquant
-from backquant.calibrate.inputs import bound_arguments, check_values, described
+from backquant.calibrate.feed import bound_arguments, check_values, described
 from backquant.errors import CalibrationError
 
 

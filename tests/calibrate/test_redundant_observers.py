@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import backquant
 from backquant.calibrate import calibrate, calibration_state
-from backquant.calibrate.redundant_observers import called_directly, measured_again, passing_through
+from backquant.calibrate.observers import called_directly, measured_again, passing_through
 from backquant.errors import InputError
 from backquant.observe import HistogramObserver, MinMaxObserver, MovingAverageMinMaxObserver
 from backquant.qconfig import QConfig, QConfigMapping

@@ -14,7 +14,7 @@ from backquant.backend_config import (
     DTypeConfig,
     get_x86_backend_config,
 )
-from backquant.convert.replan import all_in_float, check_rules, replanned
+from backquant.convert.reference import all_in_float, check_rules, replanned
 from backquant.errors import ConfigError
 from backquant.match import Outcome, Plan
 from backquant.prepare import prepared_state

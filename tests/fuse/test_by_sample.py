@@ -1,4 +1,4 @@
-"""``backquant.fuse.by_sample``: the same in float, with inputs of at most one."""
+"""``backquant.fuse.taken_apart``: the same in float, with inputs of at most one."""
 
 from __future__ import annotations
 

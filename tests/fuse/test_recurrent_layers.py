@@ -1,4 +1,4 @@
-"""``backquant.fuse.recurrent_layers``: bit for bit what the whole module gives."""
+"""``backquant.fuse.taken_apart``: bit for bit what the whole module gives."""
 
 from __future__ import annotations
 

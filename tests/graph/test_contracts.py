@@ -11,10 +11,10 @@ import torch
 from torch import fx, nn
 
 import backquant as bq
-from backquant.convert import activations, interface, reference, weights
-from backquant.convert.activations import convert_activations
+from backquant.convert import interface, reference, scales, weights
 from backquant.convert.contracts import standalone_are_converted
-from backquant.convert.hardware_scales import hardware_scales
+from backquant.convert.hardware import hardware_scales
+from backquant.convert.scales import convert_activations
 from backquant.convert.state import Conversion
 from backquant.errors import PassError
 from backquant.fuse import apply
@@ -100,7 +100,7 @@ def test_a_value_without_qparams() -> None:
 def test_a_value_that_was_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
     module = prepared()
     monkeypatch.setattr(
-        activations, "_write", lambda _, __, node, value: node.replace_all_uses_with(value)
+        scales, "_write", lambda _, __, node, value: node.replace_all_uses_with(value)
     )
     with breach("after pass 'convert activations'", "input_1", "quantize and dequantize nodes"):
         bq.convert_to_reference_fx(module)

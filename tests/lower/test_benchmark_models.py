@@ -13,7 +13,7 @@ from benchmarks.models import MODELS, build
 
 import backquant
 from against_torch.kernels import check_kernels
-from backquant.api import one_call
+from backquant.api import flow
 from backquant.runtime.compiled.modules import compilable
 
 # Kernels at the least, that the check must have reached.
@@ -34,8 +34,8 @@ def test_kernels_give_the_reference_models_integers(name: str) -> None:
         kept.append(reference)
         return real(reference, *rest)
 
-    real = one_call.quantized_model
-    with mock.patch.object(one_call, "quantized_model", keep):
+    real = flow.quantized_model
+    with mock.patch.object(flow, "quantized_model", keep):
         quantized = backquant.quantize(build(name), sample, backend="x86", calibration=[sample])
     found = check_kernels(kept[0], quantized, sample)
     assert found.checked >= KERNELS[name]

@@ -16,7 +16,7 @@ warnings.simplefilter("ignore")
 import torch, torch.export
 from torch import nn
 import backquant.api, backquant.artifact
-from backquant.pipeline.default_mapping import mapping_on_engine
+from backquant.pipeline.mappings import mapping_on_engine
 from backquant.errors import ArtifactError
 from backquant.lower import engine_info
 

@@ -11,7 +11,7 @@ from torch import nn
 import backquant
 from backquant import get_backend_config, get_default_qconfig_mapping
 from backquant.lower import engine, engine_info, machine
-from backquant.pipeline.default_mapping import mapping_on_engine, narrow_because
+from backquant.pipeline.mappings import mapping_on_engine, narrow_because
 
 
 @pytest.fixture

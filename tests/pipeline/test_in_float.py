@@ -9,7 +9,7 @@ from torch import nn
 import backquant
 from backquant.match import Reason
 from backquant.pipeline.capture import Capturing
-from backquant.pipeline.in_float import planned_in_float
+from backquant.pipeline.recapture import planned_in_float
 from backquant.prepare import Request
 from backquant.reason_codes import ReasonCode
 

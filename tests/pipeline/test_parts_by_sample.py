@@ -1,4 +1,4 @@
-"""``backquant.pipeline.parts_by_sample``: channels whose sizes differ from sample to sample, in parts."""
+"""``backquant.pipeline.by_sample``: channels whose sizes differ from sample to sample, in parts."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from backquant.prepare.groups import Groups
+from backquant.prepare.placement import Groups
 
 
 def test_the_head_is_that_of_the_first_group():

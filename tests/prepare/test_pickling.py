@@ -14,7 +14,7 @@ from torch import fx
 
 from backquant.backend_config import get_backend_config, list_backends
 from backquant.graph import register_quantized_decomposed
-from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
+from backquant.prepare.record import dump, graph_from_rows, graph_rows, load
 
 register_quantized_decomposed()
 
@@ -66,7 +66,7 @@ def test_operators_that_are_not_registered_yet(tmp_path: Path) -> None:
     path = tmp_path / "operator.pickle"
     path.write_bytes(dump(torch.ops.quantized_decomposed.quantize_per_tensor.default))
     code = (
-        "import sys, backquant.prepare.pickling as p; print(p.load(open(sys.argv[1], 'rb').read()))"
+        "import sys, backquant.prepare.record as p; print(p.load(open(sys.argv[1], 'rb').read()))"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, path], check=False, capture_output=True, text=True

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from backquant.backend_config import get_x86_backend_config
-from backquant.prepare.roles import Role, argument_nodes, argument_role, input_positions
+from backquant.prepare.sites import Role, argument_nodes, argument_role, input_positions
 
 POSITIONS = input_positions(get_x86_backend_config())
 

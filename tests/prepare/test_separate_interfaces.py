@@ -7,7 +7,7 @@ from torch import fx, nn
 from backquant.backend_config import get_x86_backend_config
 from backquant.graph import capture
 from backquant.match import CustomMatching, Plan, make_plan
-from backquant.prepare.separate_interfaces import Interface, interfaces
+from backquant.prepare.standalone import Interface, interfaces
 from backquant.qconfig import (
     PrepareCustomConfig,
     QConfigMapping,

@@ -13,7 +13,7 @@ from torch import nn
 
 import backquant
 from backquant import QConfigMapping
-from backquant.api.flow import convert_fx, convert_to_reference_fx, prepare_fx
+from backquant.api.fx import convert_fx, convert_to_reference_fx, prepare_fx
 from backquant.qconfig import named
 
 EXAMPLE = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))

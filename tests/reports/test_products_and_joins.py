@@ -207,7 +207,7 @@ def test_a_model_without_joins_is_not_run_for_ranges(monkeypatch: pytest.MonkeyP
     def ranges_of(*_: object) -> dict[str, tuple[float, float]]:
         raise AssertionError
 
-    monkeypatch.setattr("backquant.api.calibrated.ranges_of", ranges_of)
+    monkeypatch.setattr("backquant.api.flow.ranges_of", ranges_of)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()).eval()
     backquant.quantize(model, calibration=DATA, backend="tensorrt")
     with pytest.raises(AssertionError):

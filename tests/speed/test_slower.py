@@ -11,7 +11,7 @@ from torch import nn
 
 import backquant
 from backquant import QConfigMapping, get_default_qconfig_mapping
-from backquant.api import one_call
+from backquant.api import flow
 from backquant.errors import InputError, UsageError
 from backquant.runtime import QuantizedModel
 from backquant.speed.against_float import Timing
@@ -60,7 +60,7 @@ class Clock:
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock], Clock]:
     def use(clock: Clock) -> Clock:
-        monkeypatch.setattr(one_call, "TIMING", Timing(clock, least=0))
+        monkeypatch.setattr(flow, "TIMING", Timing(clock, least=0))
         return clock
 
     return use
@@ -149,7 +149,7 @@ def test_the_whole_has_to_be_faster(
     def whole(run: Callable[[], Any]) -> float:
         return 1e-3 if isinstance(getattr(run, "func", None), QuantizedModel) else clock(run)
 
-    monkeypatch.setattr(one_call, "TIMING", Timing(whole, least=0))
+    monkeypatch.setattr(flow, "TIMING", Timing(whole, least=0))
     assert not left(quantized())
 
 
@@ -157,9 +157,9 @@ def test_small_models_and_backends_without_an_engine_are_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(32)
-    monkeypatch.setattr(one_call, "TIMING", Timing(clock))
+    monkeypatch.setattr(flow, "TIMING", Timing(clock))
     quantized()
-    monkeypatch.setattr(one_call, "TIMING", Timing(clock, least=0))
+    monkeypatch.setattr(flow, "TIMING", Timing(clock, least=0))
     quantized(backend="onnxruntime")
     assert not clock.timed
 
@@ -193,7 +193,7 @@ def test_another_choice_is_refused(choice: Any, snapshot: Any) -> None:
 @pytest.mark.parametrize("backend", ["x86", "onednn", "fbgemm", "qnnpack"])
 def test_the_real_clock_on_every_engine(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it finds, the model runs and says what it left."""
-    monkeypatch.setattr(one_call, "TIMING", Timing(least=0))
+    monkeypatch.setattr(flow, "TIMING", Timing(least=0))
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
     x = torch.randn(2, 3, 8, 8)
     made = backquant.quantize(model, x, backend=backend, calibration=[x])

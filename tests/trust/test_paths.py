@@ -14,7 +14,7 @@ from torch import nn
 
 from backquant.cli.data import load_data
 from backquant.errors import ArtifactError, UsageError
-from backquant.mapped.weights import WeightFiles
+from backquant.mapped import WeightFiles
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ from backquant.lower import EngineInfo
 from backquant.match.plan import Plan, Reason
 from backquant.observe.together import CalculatedOnce
 from backquant.pipeline.capture import Capturing
-from backquant.pipeline.in_float import planned_in_float
 from backquant.pipeline.lower import quantized_model
 from backquant.pipeline.prepare import prepared_for_inference
+from backquant.pipeline.recapture import planned_in_float
 from backquant.prepare import PreparedModule, Record, Request, prepared_state, with_state
 from backquant.reason_codes import ReasonCode
 from backquant.report.recorded import with_reporting

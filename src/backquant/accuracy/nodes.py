@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_arg
 
-from backquant.calibrate.inputs import bound_arguments, check_values
+from backquant.calibrate.feed import bound_arguments, check_values
 from backquant.errors import InputError, first_line
 
 

@@ -18,8 +18,8 @@ from backquant.accuracy.figures import (
 )
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.reference_run import Plan, Run
+from backquant.calibrate.feed import measured_inputs
 from backquant.calibrate.group import ALONE, Ranks, divided
-from backquant.calibrate.inputs import measured_inputs
 from backquant.calibrate.packed import PackedConvolutions
 from backquant.convert import ReferenceModel
 from backquant.graph import as_arguments

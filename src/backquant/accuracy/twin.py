@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from backquant.accuracy.nodes import last_uses, placeholders, run_node
-from backquant.calibrate.inputs import measured_inputs
+from backquant.calibrate.feed import measured_inputs
 from backquant.convert import reference_state
 from backquant.match.plan import MatchKind
 from backquant.prepare import Record, unobserved

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
+import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from backquant.api.float_models import refuse_not_finite, refuse_prepared, refuse_quantized
 from backquant.backend_config import BackendConfig, get_native_backend_config
 from backquant.backend_config.installed import is_spec_file
 from backquant.backend_config.registry import Backend, resolve_backend
-from backquant.convert import ConvertRequest
-from backquant.errors import CaptureError, ConfigError, UsageError
+from backquant.backend_config.validate import Finding, Severity
+from backquant.convert import ConvertRequest, ReferenceModel
+from backquant.errors import CaptureError, ConfigError, EngineError, SpecError, UsageError
 from backquant.graph.export import ExportedModel, load_exported
 from backquant.graph.plain_names import with_plain_names
 from backquant.identifiers import identifiers
+from backquant.lower.engine import engine_info, list_engines
 from backquant.match import CustomMatching
+from backquant.match.satisfiable import unsatisfiable
+from backquant.nn.quantized.reference.integer_weights import IntegerWeights
+from backquant.observe.protocol import is_observer_or_fake_quantize
 from backquant.pipeline.plan import named_by
-from backquant.pipeline.sound import refuse_errors, sound_file
-from backquant.prepare import Request
+from backquant.prepare import Request, prepared_state
 from backquant.qconfig import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -29,6 +36,195 @@ from backquant.qconfig import (
     QConfig,
     QConfigMapping,
 )
+from backquant.runtime import QuantizedModel
+
+# What a float model is not: prepared or quantized already, or with weights that are no numbers.
+#
+# 1. NaN and infinite weights become plausible integers. They are refused in parameters and in the
+#    statistics of batch norms, a variance below zero too. Buffers may hold them (masks), and minus infinity
+#    may stand in parameters of a model's own.
+# 2. A model with observers is converted, not quantized: they would measure on in the result. A reference
+#    model's weights are integers, which would be rounded a second time.
+
+
+_LAYERS = ("torch.", "backquant.")
+_TORCHAO = "torchao."  # subclasses of tensors, which hold integers
+_RANGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def refuse_not_finite(model: nn.Module) -> None:
+    """Raise ``UsageError`` for weights that are no numbers (rule 1); names the first.
+
+    >>> refuse_not_finite(nn.Linear(2, 2))
+    """
+    for name, tensor, may_be_low in _weights(model):
+        low, high = _range(tensor)
+        is_low = low == -math.inf and may_be_low and high < math.inf
+        if (math.isfinite(low) and math.isfinite(high)) or is_low:
+            if low < 0 and name.endswith("running_var"):
+                raise _below_zero(name, low)
+            continue
+        values = tensor.detach().float()
+        count = f"{int(values.isnan().sum())} NaN and {int(values.isinf().sum())} infinite values"
+        raise UsageError(
+            f"{name!r} holds {count} among {values.numel()}, which no integers stand for",
+            where=name,
+            fix="a checkpoint from before the training diverged; these are the tensors to look at:\n"
+            "[name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]",
+        )
+
+
+def _below_zero(name: str, low: float) -> UsageError:
+    return UsageError(
+        f"{name!r} holds {low:g}, and no variance is below 0",
+        where=name,
+        fix="load the checkpoint again, by the keys of model.state_dict()",
+    )
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """The tensors that rule 1 is about, by name, and whether they may hold minus infinity."""
+    for path, part in model.named_modules():
+        prefix = f"{path}." if path else ""
+        own = not type(part).__module__.startswith(_LAYERS)
+        for name, tensor in part.named_parameters(recurse=False):
+            yield f"{prefix}{name}", tensor, own
+        if isinstance(part, _NormBase):
+            for name in ("running_mean", "running_var"):
+                if getattr(part, name) is not None:
+                    yield f"{prefix}{name}", getattr(part, name), False
+
+
+def _range(tensor: torch.Tensor) -> tuple[float, float]:
+    """The smallest and largest value, both NaN where one is; of tensors without floats in memory (0, 0)."""
+    is_here = tensor.layout is torch.strided and tensor.device.type != "meta"
+    if not is_here or not tensor.is_floating_point() or not tensor.numel():
+        return 0.0, 0.0
+    values = tensor.detach()
+    low, high = (values if values.dtype in _RANGED else values.float()).aminmax()
+    return low.item(), high.item()
+
+
+def refuse_prepared(model: nn.Module) -> None:
+    """Raise ``UsageError`` for a model with observers (rule 2).
+
+    >>> refuse_prepared(nn.Linear(2, 2))
+    """
+    observers = (p for p, part in model.named_modules() if is_observer_or_fake_quantize(part))
+    first = next(observers, None)
+    if first is None:
+        return
+    raise UsageError(
+        f"the model is prepared already: {first!r} is a {type(model.get_submodule(first)).__name__}",
+        where="model",
+        fix=_conversion(model),
+    )
+
+
+def refuse_quantized(model: nn.Module) -> None:
+    """Raise ``UsageError`` for a quantized model and for a reference model, or one that holds either's
+    layers (rule 2).
+
+    >>> refuse_quantized(nn.Linear(2, 2))
+    """
+    for path, part in model.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            kind = type(parameter)
+            if kind.__module__.startswith(_TORCHAO):
+                raise UsageError(
+                    f"the model is quantized already, by torchao: {path}.{name} is a {kind.__name__}",
+                    where="model",
+                    fix="pass the float model; or float weights: parameter.dequantize()",
+                )
+        if isinstance(part, (QuantizedModel, ReferenceModel, IntegerWeights)):
+            held = f": {path!r} is a {type(part).__name__}" if path else ""
+            raise UsageError(
+                f"the model is quantized already{held}",
+                where="model",
+                fix="pass the float model it was made from",
+            )
+
+
+def _conversion(model: nn.Module) -> str:
+    for path, part in model.named_modules():
+        try:
+            prepared_state(part)
+        except UsageError:
+            continue
+        place = f"model.get_submodule({path!r})" if path else "model"
+        return f"backquant.convert_fx({place})   # or pass the float model it was made from"
+    return "pass the float model it was made from"
+
+
+# What is wrong with a description, and the refusal of one that contradicts itself before anything runs.
+
+
+_CONFIG = re.compile(r"(dtype_configs\[\d+\]).*")
+
+
+def description_findings(config: BackendConfig) -> list[Finding]:
+    """Everything there is to say about a description, what only its engine knows included; that no request
+    satisfies a dtype config is said where nothing else is wrong in it.
+    """
+    engine, lacking = _engine(config)
+    known = config.validate(engine)
+    wrong = {
+        (finding.entry, _CONFIG.sub(r"\1", finding.field))
+        for finding in known
+        if finding.severity == "error"
+    }
+    more = (f for f in unsatisfiable(config) if (f.entry, _CONFIG.sub(r"\1", f.field)) not in wrong)
+    return [*known, *more, *lacking]
+
+
+def file_findings(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> list[Finding]:
+    """As ``description_findings``, of a file, each with file, line and field.
+
+    Raises ``SpecError`` when there is no such file, or it cannot be read.
+    """
+    from backquant.backend_config import files  # read here: the models of files take time to make
+
+    return files.check_file(path, allow, description_findings)
+
+
+def sound_file(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> BackendConfig:
+    """The description in a file in which there is no error.
+
+    Raises ``SpecError`` with file, line and field of everything that is wrong.
+
+    >>> sound_file("none.yaml")
+    Traceback (most recent call last):
+    backquant.errors.SpecError: no such file
+      where  none.yaml
+    """
+    from backquant.backend_config import files
+
+    config = files.load_file(path, allow)
+    refuse_errors(file_findings(path, allow))
+    return config
+
+
+def refuse_errors(found: list[Finding]) -> None:
+    """Raise ``SpecError`` where one of ``found`` is an error, with all that are."""
+    errors = [finding for finding in found if finding.severity == "error"]
+    if not errors:
+        return
+    first, *others = errors
+    what = f"{first.message} (and {len(others)} more)" if others else first.message
+    told = [f"{one.place}: {one.message}" for one in others]
+    raise SpecError(what, where="\n         ".join([first.place, *told]), fix=first.fix)
+
+
+def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:
+    """The engine of ``config`` on this machine, or what is to say about its absence."""
+    if config.engine is None:
+        return None, []
+    try:
+        return engine_info(config.engine), []
+    except EngineError as error:
+        severity: Severity = "note" if config.engine in list_engines() else "error"
+        return None, [Finding(severity, "engine", "engine", error.what, error.fix)]
+
 
 _Custom = TypeVar("_Custom", PrepareCustomConfig, ConvertCustomConfig, FuseCustomConfig)
 

@@ -18,7 +18,7 @@ from torch import nn
 from backquant.accuracy.recipes import Recipe, recipe_of
 from backquant.api.one_call import quantize
 from backquant.backend_config import get_backend_config
-from backquant.calibrate.progress import ProgressBar
+from backquant.calibrate.feed import ProgressBar
 from backquant.deploy.checkpoints.formats import FORMATS, find_format
 from backquant.deploy.checkpoints.gguf import write_gguf
 from backquant.deploy.checkpoints.hub_folder import HubFolder
@@ -41,7 +41,7 @@ from backquant.pipeline.checkpoint_layers import (
     planned_layers,
     reasons,
 )
-from backquant.pipeline.weight_only import weights_by_path
+from backquant.pipeline.mappings import weights_by_path
 from backquant.qconfig import QConfig, QConfigMapping
 
 _ACTIVATIONS = ("int8", "float8_e4m3fn")

@@ -12,8 +12,7 @@ from backquant.api.arguments import given_backend, given_model
 from backquant.backend_config import BackendConfig
 from backquant.errors import UsageError
 from backquant.fuse.by_name import Fuse, Names, fused_by_name, fuser_of_backend
-from backquant.pipeline.dynamic_modules import requested_by_path, with_kernels
-from backquant.pipeline.kernels_alone import kernels_alone
+from backquant.pipeline.eager import kernels_alone, requested_by_path, with_kernels
 from backquant.qconfig import QConfig
 from backquant.report.skipped import warn_of_skipped
 

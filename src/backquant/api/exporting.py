@@ -12,7 +12,7 @@ from torch import nn
 from backquant.api.arguments import Model, opened_model, plain_model
 from backquant.api.checkpoints import checkpoint_target, export_checkpoint
 from backquant.backend_config import BackendConfig
-from backquant.calibrate.examples import called_on_example
+from backquant.calibrate.batches import called_on_example
 from backquant.convert import IntegerEdges
 from backquant.deploy import (
     Exported,

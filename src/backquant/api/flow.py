@@ -1,437 +1,406 @@
-"""The steps one by one: names and signatures are those of ``torch.ao.quantization`` where it has them."""
+"""What one quantization is asked for, and its steps: open, look, plan, prepare, calibrate, correct, lower,
+choose. Every call that quantizes in one go takes them.
+"""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
+import copy
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import fx, nn
 
+from backquant.accuracy.biases.layer_statistics import Watched, calibration_with_statistics
+from backquant.accuracy.calibrated import Calibrated
+from backquant.accuracy.recipes import Recipe, recipe_of
 from backquant.api.arguments import (
     Model,
-    given_backend,
-    given_conversion,
-    given_fusion,
-    given_model,
-    given_request,
+    given_custom,
+    given_mapping,
     opened_model,
     plain_model,
+    sound_backend,
 )
-from backquant.api.float_models import refuse_not_finite
+from backquant.api.outcome import Metric, with_outcome
 from backquant.backend_config import BackendConfig
-from backquant.calibrate.examples import call_that_runs, called_on_example
-from backquant.convert import convert_to_reference, original_weights, reference_state
-from backquant.errors import UsageError
+from backquant.backend_config.registry import Backend
+from backquant.calibrate.batches import example_and_set, inputs_of, kept_set, some_batches
+from backquant.calibrate.checkpoint import Checkpoint
+from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0
+from backquant.calibrate.measure import Feed, measure
+from backquant.convert import IntegerEdges, ReferenceModel, integer_edges
+from backquant.errors import CalibrationError, UsageError
 from backquant.garbage import makes_graphs
-from backquant.graph import preserve
 from backquant.graph.example_call import ExampleCall
-from backquant.graph.ranges import ranges_of
+from backquant.graph.ranges import Range, joined_ranges, ranges_of
 from backquant.graph.state import copy_state
-from backquant.pipeline.capture import Capturing, spelled_request
-from backquant.pipeline.joins import note_of_joins
-from backquant.pipeline.lower import quantized_model
-from backquant.pipeline.plan import Planned, evaluation_copy, fused_graph, in_evaluation, planned
+from backquant.lower.engine_dtypes import check_engine_dtypes
+from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
+from backquant.pipeline.capture import Capturing
+from backquant.pipeline.joins import rules_for_joins
+from backquant.pipeline.lower import engine_of, quantized_model
+from backquant.pipeline.mappings import DefaultedRequest, weight_only_mapping, weights_by_path
+from backquant.pipeline.plan import Choices, Planned, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
-from backquant.pipeline.training import (
-    fuse_for_training,
-    fused_for_training,
-    prepared_for_training,
-    unrounded,
-)
-from backquant.prepare import PreparedModule, observe_quantized_inputs, prepared_state
-from backquant.qconfig import (
-    ConvertCustomConfig,
-    FuseCustomConfig,
-    PrepareCustomConfig,
-    QConfigMapping,
-)
-from backquant.report.recorded import costs_or_why, with_reporting
-from backquant.report.skipped import skipped_in_standalone, warn_of_skipped
+from backquant.pipeline.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
+from backquant.prepare import PreparedModule, prepared_state, unobserved
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping, default_dynamic_qconfig
+from backquant.report.recorded import check_coverage, with_reporting
+from backquant.report.requirements import given_requirement
 from backquant.runtime import QuantizedModel
+from backquant.speed.against_float import ModelFactories
+from backquant.speed.by_rank import chosen_on_rank_0
+from backquant.speed.cost_table import Kept
+from backquant.speed.known import without_known_slower
+from backquant.speed.slower import TIMING, slower_choice, the_faster
 
-_log = logging.getLogger("backquant")
+_AT_EACH_CALL = (
+    "quantize at each call, which needs no data:\n"
+    "qconfig_mapping=QConfigMapping().set_global(default_dynamic_qconfig)"
+)
 
 
-@makes_graphs
-def fuse_fx(
-    model: nn.Module,
-    fuse_custom_config: FuseCustomConfig | dict[str, Any] | None = None,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-) -> fx.GraphModule:
-    """Capture ``model`` and fuse what the backend fuses (convolution with batch norm and ReLU, …).
+@dataclass(frozen=True)
+class Options:
+    """What one quantization is asked for: every call that quantizes in one go fills it. The names mean what
+    they mean in ``quantize``; wrong values raise as there, but for those that take the model to know.
 
-    In evaluation mode batch norms are folded. In training mode (where PyTorch raises) they stay, in
-    the fused modules that ``prepare_qat_fx`` makes, and the result has tensors of its own. The model
-    is not changed. Default backend: native.
-
-    Args:
-        model: any module that can be traced symbolically.
-        fuse_custom_config: attributes to keep. Its dict form is taken without a warning.
-        backend_config: the backend whose fusions are applied, or its dict form.
-
-    Raises:
-        CaptureError: the model cannot be traced.
-        ConfigError: modules to fuse are in different modes; an attribute that the model lacks.
-
-    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
-    >>> [type(module).__name__ for module in fuse_fx(model).children()]
-    ['ConvBnReLU2d']
-    >>> [type(module).__name__ for module in fuse_fx(model.eval()).children()]
-    ['ConvReLU2d']
+    ``config``, ``mapping``, ``edges``, ``required`` and ``steps`` are ``backend``, ``qconfig_mapping`` or
+    ``weights``, ``integer_io``, ``require`` and ``recipe``, read.
     """
-    custom, backend = given_fusion(fuse_custom_config), given_backend(backend_config)
-    model = plain_model(given_model(model), backend=backend)
-    if model.training:
-        fused = fuse_for_training(model, backend, PrepareCustomConfig())
-    else:
-        fused = fused_graph(model, backend).fused.module
-    preserve(fused, model, custom.preserved_attributes, "FuseCustomConfig")
-    fused.recompile()
-    return fused
+
+    backend: Backend | None = None
+    qconfig_mapping: QConfigMapping | None = None
+    weights: str | Mapping[str, str | None] | None = None
+    group_size: int | None = None
+    require: float | str | Sequence[str] | None = None
+    prepare_custom_config: PrepareCustomConfig | None = None
+    capture: str = "auto"
+    dynamic_shapes: Any = None
+    slower: str | None = None
+    recipe: Recipe | str | os.PathLike[str] | Sequence[str] = "none"
+    metric: Metric | None = None
+    integer_io: Any = None
+    progress: bool = False
+    checkpoint: Checkpoint | None = None
+    config: BackendConfig = field(init=False)
+    mapping: QConfigMapping | None = field(init=False)
+    edges: IntegerEdges | None = field(init=False)
+    required: float | tuple[str, ...] | None = field(init=False)
+    steps: Recipe = field(init=False)
+
+    def __post_init__(self) -> None:
+        backend = self.backend
+        if backend is None:
+            backend = "x86" if self.weights is None else "x86_lowbit"
+        custom = given_custom(self.prepare_custom_config)
+        vars(self).update(steps=recipe_of(self.recipe), required=given_requirement(self.require))
+        vars(self).update(config=sound_backend(backend))
+        vars(self).update(mapping=self._mapping(), edges=integer_edges(self.integer_io, custom))
+        slower_choice(self.slower, has_mapping=self.has_mapping)
+
+    @property
+    def has_mapping(self) -> bool:
+        """Whether somebody said what is asked for."""
+        return self.mapping is not None
+
+    @property
+    def leaves_slower(self) -> bool:
+        """Whether what is slower on integers stays in float."""
+        return slower_choice(self.slower, has_mapping=self.has_mapping)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The paths of the modules that must be quantized."""
+        return self.required if isinstance(self.required, tuple) else ()
+
+    def mapping_of(self, model: nn.Module) -> QConfigMapping | None:
+        """What is asked for; ``model``: the one whose layers ``weights`` names."""
+        if isinstance(self.weights, Mapping):
+            return weights_by_path(self.config, self.weights, self.group_size, model)
+        return self.mapping
+
+    def _mapping(self) -> QConfigMapping | None:
+        """What ``weights`` stands for, or the mapping."""
+        if self.weights is None and self.group_size is None:
+            return self.qconfig_mapping
+        if self.weights is None or self.qconfig_mapping is not None:
+            what = "group_size says nothing without weights" if self.weights is None else ""
+            raise UsageError(
+                what or "weights and qconfig_mapping both say what is requested",
+                where="quantize",
+                fix='weights="int4"'
+                if self.weights is None
+                else "qconfig_mapping=None\n"
+                f"qconfig_mapping=weight_only_mapping(backend, {self.weights!r}, {self.group_size})"
+                ".set_module_name(name, None)   # in place of both others",
+            )
+        if isinstance(self.weights, Mapping):
+            return QConfigMapping()  # until there is a model whose layers are named
+        return weight_only_mapping(self.config, self.weights, self.group_size)
 
 
-@makes_graphs
-def prepare_fx(
-    model: nn.Module,
-    qconfig_mapping: QConfigMapping | dict[str, Any],
-    example_inputs: Any,
-    prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
-    _equalization_config: Any = None,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-) -> PreparedModule:
-    """Fuse ``model`` and insert observers, ready for calibration: call the result on data.
+class Opened(NamedTuple):
+    """A model as it was given, its copy in evaluation mode, and what is asked of it."""
 
-    As in PyTorch, operators that the backend does not admit are skipped; one warning lists them with the
-    reasons. The model is not changed.
+    source: nn.Module
+    frozen: nn.Module
+    requested: DefaultedRequest
 
-    Args:
-        model: any module, in evaluation mode; where it cannot be traced symbolically, it is exported
-            with ``torch.export`` (see ``quantize``).
-        qconfig_mapping: how operators are to be quantized.
-        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
-            PyTorch never runs them, inputs that the model does not accept are no error: the warning
-            says so, and the model can only be traced.
-        prepare_custom_config: modules to leave whole, standalone and custom modules, inputs and
-            outputs that are quantized, attributes to keep.
-        backend_config: the backend to quantize for. Default: native.
 
-    The dict forms of the configs are taken without a warning (PyTorch's warn).
+class Inputs(NamedTuple):
+    """The example inputs with the call on them, the calibration set, and a batch of what the model will
+    meet."""
 
-    Raises:
-        CaptureError: as in ``quantize``.
-        ConfigError: a QConfig that makes no observer; a custom config that the model does not fit.
-        UsageError: an equalization config, which is not supported.
+    called: ExampleCall
+    batches: Iterable[Any] | None
+    data: Any
+
+
+class Flow:
+    """The steps from a model to a quantized one. Each takes what the ones before it gave; none changes that.
+
+    ``ranks``: those that quantize together. ``feed``: how batches reach the observers, as in ``measure``.
 
     >>> import torch
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> model = nn.Sequential(nn.Linear(4, 4)).eval()
-    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 4))
-    >>> _ = prepared(torch.randn(16, 4))
-    >>> convert_fx(prepared)(torch.zeros(2, 4)).shape
-    torch.Size([2, 4])
+    >>> flow = Flow(Options("x86"))
+    >>> flow.run(nn.Sequential(nn.Linear(8, 8)), calibration=[torch.randn(4, 8)]).report.coverage
+    1.0
     """
-    if _equalization_config is not None:
-        raise UsageError(
-            "_equalization_config is not supported",
-            where="prepare_fx",
-            fix="_equalization_config=None   # scale inputs and weights before preparing",
+
+    def __init__(self, options: Options, ranks: Ranks = ALONE, feed: Feed | None = None) -> None:
+        self.options, self.ranks, self.feed = options, ranks, feed
+        self.engine = engine_of(options.config)
+
+    @makes_graphs
+    def run(
+        self, model: Model, example_inputs: Any = None, calibration: Iterable[Any] | None = None
+    ) -> QuantizedModel:
+        """All steps. Raises as ``quantize``."""
+        opened = self.open(model)
+        example_inputs, calibration = example_and_set(opened.frozen, example_inputs, calibration)
+        if self.options.steps.steps:  # they go over it again and again
+            calibration = kept_set(inputs_of(opened.frozen, calibration))
+        ready = self._calibrated(opened, example_inputs, calibration)
+        ready, reference = self.correct(ready)
+        made = self.lower(ready, reference or ready.reference())
+        made = self.choose(ready, made)
+        copy_state(ready.source, made, ready.stateful)
+        return with_outcome(made, ready, self.options.metric, self.ranks)
+
+    def calibrated(
+        self, model: Model, example_inputs: Any = None, calibration: Iterable[Any] | None = None
+    ) -> Calibrated:
+        """The steps up to calibration, which recipes, the search and comparisons begin with."""
+        return self._calibrated(self.open(model), example_inputs, calibration)
+
+    def _calibrated(
+        self, opened: Opened, example_inputs: Any, calibration: Iterable[Any] | None
+    ) -> Calibrated:
+        inputs = self.look(opened, example_inputs, calibration)
+        capturing = self._capturing(opened, inputs)
+        step = self.plan(opened, inputs, capturing)
+        inputs = inputs._replace(called=inputs.called._replace(output=None))  # it may be large
+        prepared = self.prepare(opened, inputs, step)
+        watched = self.calibrate(opened, inputs, prepared, capturing)
+        return Calibrated(
+            opened.source,
+            opened.frozen,
+            inputs.called.inputs,
+            inputs.batches,
+            prepared,
+            opened.requested.request,
+            capturing,
+            step.record.backend_config,
+            self.engine,
+            watched=watched,
+            stateful=tuple(inputs.called.state),
+            edges=self.options.edges,
         )
-    request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
-    model = plain_model(given_model(model), request.custom, request.backend_config)
-    called, note = call_that_runs(model, example_inputs)
-    how = "trace" if model.training or note else "auto"
-    capturing = Capturing(how, None if called is None else called.inputs, called=called)
-    step, total = planned(model, request, capturing), 0
-    if called is not None and not model.training:
-        step, total = _counted(step, called), called.multiply_adds
-    step = _with_lost_parts(step, called)
-    prepared = prepared_for_inference(step, request)
-    copy_state(model, prepared, () if called is None else called.state)
-    with_reporting(prepared, in_evaluation(model), example_inputs, total)
-    notes = filter(None, (note,))
-    warn_of_skipped(prepared_state(prepared).plan, *skipped_in_standalone(prepared), *notes)
-    return prepared
 
+    def open(self, model: Model) -> Opened:
+        """Check the model, and say what is asked of it."""
+        options, opened = self.options, opened_model(model)
+        custom = _with_float_edges(options.prepare_custom_config)
+        given = checked_request(options.mapping_of(opened), custom)
+        source = plain_model(opened, given[1], options.config)
+        frozen = evaluation_copy(source)
+        requested = DefaultedRequest.of(options.config, self.engine, *given, frozen)
+        if options.weights is not None:
+            requested = replace(requested, implied=True)
+        return Opened(source, frozen, requested)
 
-@makes_graphs
-def prepare_qat_fx(
-    model: nn.Module,
-    qconfig_mapping: QConfigMapping | dict[str, Any],
-    example_inputs: Any,
-    prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-) -> PreparedModule:
-    """A copy of ``model`` to train, in which weights and activations are rounded as on the backend.
+    def look(
+        self, opened: Opened, example_inputs: Any, calibration: Iterable[Any] | None
+    ) -> Inputs:
+        """Call the model on its example inputs; the calibration set still holds every batch."""
+        calibration = inputs_of(opened.frozen, calibration)
+        called, batches = example_of_rank_0(self.ranks, opened.frozen, example_inputs, calibration)
+        data = called.inputs
+        if has_recurrent(opened.frozen):  # they are tried on it
+            data, batches = data_of_rank_0(self.ranks, opened.frozen, data, batches)
+        return Inputs(called, batches, data)
 
-    Convolution or linear with batch norm (and ReLU) become QAT modules of ``backquant.nn``; fake
-    quantize modules stand where ``prepare_fx`` has observers. Train the result as any module, then
-    convert it with ``convert_fx`` or ``convert_to_reference_fx``. ``docs/qat.md`` shows all of it.
+    def _capturing(self, opened: Opened, inputs: Inputs) -> Capturing:
+        how, shapes, own = self.options.capture, self.options.dynamic_shapes, opened.requested.own
+        return Capturing(how, inputs.called.inputs, shapes, own, decompose=True)
 
-    The model is not changed: the result has parameters and buffers of its own (tied ones stay tied).
-    As in PyTorch, an evaluation-mode model is accepted. *Different:* the result is then in evaluation
-    mode throughout, until ``train()`` is called; arguments such as ``training=self.training`` of
-    functional dropout follow ``train()`` and ``eval()``; and a batch norm without a module for
-    training (behind a transposed convolution) is trained as it is and folded at conversion, where
-    PyTorch raises. What the backend leaves in float by default (``BackendDefaults.leave_float``: norms
-    that are written out, say) stays float where no rule of the mapping names the place.
-
-    As in PyTorch, what the backend does not admit is skipped; one warning lists it with the reasons,
-    and says so if the model computes something else in the other mode, or if the QConfigs make
-    observers, which round nothing.
-
-    Args:
-        model: a module that can be traced symbolically, in training mode as a rule. Sizes and flags that
-            ``forward`` asks for are those of the example inputs (docs/capture.md says what is held).
-        qconfig_mapping: QConfigs that make fake-quantizers: ``get_default_qat_qconfig_mapping(backend)``.
-        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
-            PyTorch never runs them, inputs that the model does not accept are no error: the warning
-            says so.
-        prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
-        backend_config: the backend to train for. Default: native.
-
-    Raises:
-        CaptureError: the model cannot be traced.
-        ConfigError: convolution and batch norm in different modes or of different sizes; a QAT class
-            without ``from_float``; a QConfig that makes no observer.
-
-    >>> import torch
-    >>> from backquant.qconfig import get_default_qat_qconfig_mapping
-    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
-    >>> mapping = get_default_qat_qconfig_mapping("qnnpack")
-    >>> prepared = prepare_qat_fx(model, mapping, torch.zeros(2, 3, 4, 4))
-    >>> prepared(torch.randn(2, 3, 4, 4)).sum().backward()
-    >>> type(prepared.get_submodule("0")).__name__, prepared.get_submodule("0").weight.grad.shape
-    ('ConvBnReLU2d', torch.Size([3, 3, 1, 1]))
-    """
-    request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
-    # in evaluation mode: there a batch of one is no error
-    model = plain_model(given_model(model), request.custom, request.backend_config)
-    frozen = evaluation_copy(model)
-    called, shapes = call_that_runs(frozen, example_inputs)
-    example, total = (None, 0) if called is None else (called.inputs, called.multiply_adds)
-    graph = fused_for_training(model, request.backend_config, request.custom, called)
-    prepared = prepared_for_training(
-        graph, request, example, partial(_with_lost_parts, called=called)
-    )
-    copy_state(model, prepared, () if called is None else called.state)
-    with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs, total)
-    notes = (
-        *(graph.difference, unrounded(prepared, request.backend_config.name), shapes),
-        *graph.notes,
-    )
-    inside = skipped_in_standalone(prepared)
-    warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))
-    return prepared
-
-
-@makes_graphs
-def prepare_export(
-    model: Model,
-    qconfig_mapping: QConfigMapping | dict[str, Any],
-    example_inputs: Any,
-    prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-    *,
-    dynamic_shapes: Any = None,
-) -> PreparedModule:
-    """``prepare_fx`` for an exported program, or for a module that is exported first.
-
-    Fuses and inserts observers, ready for calibration: call the result on data, then ``convert_fx``.
-    Entries and rules are written as for symbolic traces; docs/capture.md says how they apply to exports.
-    Operators that the backend does not admit are skipped; one warning lists them with the reasons. The model
-    is not changed.
-
-    Args:
-        model: an ``ExportedProgram``, the name of a ``.pt2`` file, or a module (exported as in evaluation
-            mode).
-        qconfig_mapping: how operators are to be quantized.
-        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
-        prepare_custom_config: as in ``prepare_fx``; names of modules need a module.
-        backend_config: the backend to quantize for. Default: native.
-        dynamic_shapes: of a module: which sizes may vary, as ``torch.export.export`` takes it.
-
-    Raises:
-        CaptureError: the model cannot be exported, or was exported in training mode.
-        InputError: the example inputs do not fit the model.
-        ConfigError: as in ``prepare_fx``.
-
-    >>> import torch
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> x = torch.randn(2, 4)
-    >>> program = torch.export.export(torch.nn.Linear(4, 3).eval(), (x,))
-    >>> prepared = prepare_export(program, get_default_qconfig_mapping("x86"), x)
-    >>> _ = prepared(x)
-    >>> convert_fx(prepared)(x).shape
-    torch.Size([2, 3])
-    """
-    request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
-    model = plain_model(opened_model(model), request.custom, request.backend_config)
-    frozen = evaluation_copy(model)
-    called = called_on_example(frozen, example_inputs)
-    capturing = Capturing("export", called.inputs, dynamic_shapes, called=called)
-    step = _with_lost_parts(_counted(planned(frozen, request, capturing), called), called)
-    prepared = prepared_for_inference(step, request)
-    copy_state(frozen, prepared, called.state)
-    with_reporting(prepared, frozen, called.inputs, called.multiply_adds)
-    warn_of_skipped(prepared_state(prepared).plan)
-    return prepared
-
-
-def _with_lost_parts(step: Planned, called: ExampleCall | None) -> Planned:
-    """With a note, which is logged, on joins that leave little of what they join."""
-    if called is None:
+    def plan(self, opened: Opened, inputs: Inputs, capturing: Capturing) -> Planned:
+        """Capture the model, decide about each operator, and fuse. Raises ``EngineError`` where the engine
+        lacks a dtype."""
+        capturing = replace(capturing, called=inputs.called)
+        choices = self._choices(inputs)
+        step = planned_for(opened.frozen, opened.requested, capturing, choices)
+        if self.engine is not None:
+            check_engine_dtypes(step.record.plan, step.record.backend_config, self.engine)
         return step
-    lost = note_of_joins(
-        step.module,
-        step.record.plan,
-        lambda module, names: ranges_of(module, [called.inputs], names),
-    )
-    for note in lost:
-        _log.warning("%s", note)
-    return step.noted(*lost)
+
+    def _choices(self, inputs: Inputs) -> Choices:
+        """What is chosen on data, by all ranks alike."""
+        example, batches = inputs.called.inputs, inputs.batches
+        measured = partial(_ranges, self.ranks, batches, example)
+        rules = (
+            partial(rules_for_recurrent, data=inputs.data),
+            partial(rules_for_joins, measured=measured),
+        )
+        if self.ranks.size > 1 or (self.engine is not None and self.engine.as_described):
+            return Choices(rules)
+        least = self.options.steps.sample_decibels
+        scaled = partial(
+            layers_by_sample,
+            batches=partial(some_batches, batches, compared_batches(batches, example)),
+            least=LEAST_DECIBELS if least is None else least,
+        )
+        return Choices(rules, scaled)
+
+    def prepare(self, opened: Opened, inputs: Inputs, step: Planned) -> PreparedModule:
+        """Insert observers. Raises ``CoverageError`` where less than required is quantized."""
+        prepared = prepared_for_inference(step, opened.requested.request)
+        with_reporting(prepared, opened.frozen, inputs.called.inputs)
+        check_coverage(prepared, self.options.required)
+        copy_state(opened.frozen, prepared, tuple(inputs.called.state))
+        return prepared
+
+    def calibrate(
+        self, opened: Opened, inputs: Inputs, prepared: PreparedModule, capturing: Capturing
+    ) -> Watched | None:
+        """Show the calibration set to the observers; what was watched, so that biases can be corrected by
+        it, where the recipe asks for that."""
+        options, batches, watched = self.options, inputs.batches, None
+        plainly = self.ranks.size == 1 and options.checkpoint is None and self.feed is None
+        if options.steps.biases and plainly and not inputs.called.state:
+            watched = calibration_with_statistics(prepared, batches, inputs.called.inputs)
+        try:
+            measure(
+                prepared,
+                batches if watched is None else watched,
+                progress=options.progress,
+                ranks=self.ranks,
+                checkpoint=options.checkpoint,
+                feed=self.feed,
+            )
+        except CalibrationError as error:
+            if batches is None and self._needs_no_data(opened, inputs, capturing):
+                fix = f"{error.fix}, or {_AT_EACH_CALL}"
+                raise CalibrationError(error.what, where=error.where, fix=fix) from None
+            raise
+        return watched
+
+    def _needs_no_data(self, opened: Opened, inputs: Inputs, capturing: Capturing) -> bool:
+        """Whether this backend quantizes something of this model with what ``_AT_EACH_CALL`` asks for."""
+        mapping = QConfigMapping().set_global(default_dynamic_qconfig)
+        given = checked_request(mapping, self.options.prepare_custom_config)
+        requested = DefaultedRequest.of(self.options.config, self.engine, *given, opened.frozen)
+        choices = Choices((partial(rules_for_recurrent, data=inputs.data),))
+        step = planned_for(opened.frozen, requested, capturing, choices)
+        decisions = step.record.plan.decisions.values()
+        return any(each.quantized and each.asked_weight is not None for each in decisions)
+
+    def correct(self, ready: Calibrated) -> tuple[Calibrated, ReferenceModel | None]:
+        """Follow the recipe; what it gives, where its kernels are, and its reference model if that was
+        made."""
+        steps = self.options.steps
+        ready, reference = ready.corrected(steps)
+        ready = ready.improved(steps, progress=self.options.progress, ranks=self.ranks)
+        if self.engine is not None:
+            ready = ready.on_cpu()
+        return ready, None if steps.steps else reference
+
+    def lower(
+        self, ready: Calibrated, reference: ReferenceModel, source: nn.Module | None = None
+    ) -> QuantizedModel:
+        """The kernels of a converted model, which shares no tensor with ``source``; default: the original."""
+        check_coverage(reference, self.options.required)
+        made = quantized_model(ready.faced(reference), ready.source if source is None else source)
+        check_coverage(made, self.options.required)
+        return made
+
+    def choose(self, ready: Calibrated, made: QuantizedModel) -> QuantizedModel:
+        """Leave in float what is slower on integers, as measured here or as the description says."""
+        options = self.options
+        if not options.leaves_slower:
+            return made
+        has_floats = ready.edges is None and options.required is None
+        models = ModelFactories(
+            lambda in_float: self.lower(ready, ready.reference(in_float)),
+            lambda reason: ready.in_float(reason, made) if has_floats else None,
+        )
+        if self.engine is None:
+            kept = Kept(options.named, named=options.has_mapping)
+            return without_known_slower(made, models, unobserved(ready.prepared), kept)
+        timing = replace(TIMING, keep_named=options.has_mapping, keep=options.named)
+        if quantizes_recurrent(prepared_state(ready.prepared).plan):
+            timing = replace(timing, least=timing.least_recurrent)
+        if not timing.is_worthwhile(self.engine, made.record):
+            return made
+        faster = partial(
+            the_faster,
+            made,
+            prepared=ready.prepared,
+            original=ready.frozen,
+            example=ready.example,
+            timing=timing,
+        )
+        return chosen_on_rank_0(self.ranks, made, models, faster)
 
 
-def _counted(step: Planned, called: ExampleCall) -> Planned:
-    """With what the graph costs, or why that is not known."""
-    if step.record.costs is not None:
-        return step
-    costs = costs_or_why(step.module, called.inputs)
-    return step._replace(record=replace(step.record, costs=costs))
+def checked_request(
+    mapping: Any, custom: Any
+) -> tuple[QConfigMapping | None, PrepareCustomConfig | None]:
+    """The two, checked. Raises ``UsageError`` for what is neither.
 
-
-@makes_graphs
-def convert_to_reference_fx(
-    graph_module: fx.GraphModule,
-    convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
-    _remove_qconfig: bool = True,
-    qconfig_mapping: QConfigMapping | dict[str, Any] | None = None,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-    *,
-    dialect: str = "quantized_tensor",
-) -> fx.GraphModule:
-    """The reference model: float operators between quantize and dequantize, integer weights.
-
-    Args:
-        graph_module: from ``prepare_fx``, calibrated; it is not changed.
-        convert_custom_config, qconfig_mapping, backend_config: as in ``convert_fx``.
-        dialect: ``"quantized_tensor"`` keeps PyTorch's quantize and dequantize calls;
-            ``"decomposed"`` has plain integer tensors.
-
-    >>> import torch
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> model = nn.Sequential(nn.Linear(4, 4)).eval()
-    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 4))
-    >>> _ = prepared(torch.randn(16, 4))
-    >>> convert_to_reference_fx(prepared, dialect="decomposed").get_submodule("0").weight.dtype
-    torch.int8
+    >>> checked_request(None, None)
+    (None, None)
     """
-    request = given_conversion(
-        convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
-    )
-    refuse_not_finite(graph_module)
-    request = spelled_request(graph_module, request)
-    reference = convert_to_reference(graph_module, dialect=dialect, request=request)
-    reference.recompile()
-    return reference
+    return None if mapping is None else given_mapping(mapping), given_custom(custom)
 
 
-@makes_graphs
-def convert_fx(
-    graph_module: fx.GraphModule,
-    convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
-    _remove_qconfig: bool = True,
-    qconfig_mapping: QConfigMapping | dict[str, Any] | None = None,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-    keep_original_weights: bool = False,
-) -> QuantizedModel:
-    """The quantized model of a calibrated one, on the integer kernels of its backend's engine.
-
-    A backend without an engine gives the reference model; a description without a name as well as without an
-    engine is run as PyTorch runs it, on ``torch.backends.quantized.engine``.
-
-    Args:
-        graph_module: from ``prepare_fx`` or ``prepare_qat_fx``; it is not changed.
-        convert_custom_config: what observed custom modules become; attributes to keep.
-        _remove_qconfig: drop the attributes ``qconfig`` of modules.
-        qconfig_mapping: the mapping of ``prepare_fx`` with some QConfigs replaced by ``None``, which leaves
-            those operators in float. Rules may be added; none may be missing.
-        backend_config: another backend than the model was prepared for; operators that it does not admit
-            stay in float. Default: the same. (In PyTorch: native.)
-        keep_original_weights: keep the float weights and biases of quantized operators as
-            ``result.original_weights_lookup``; see ``backquant.convert.original_weights``.
-
-    Dict forms of the configs are taken without a warning.
-
-    Raises:
-        UsageError: the model is not prepared.
-        ConfigError: a mapping that differs from that of ``prepare_fx`` in more than ``None``; an observed
-            custom module that is mapped to nothing; a reference class without ``from_float``.
-        EngineError: this build or CPU lacks the backend's engine, or the engine a dtype.
-
-    >>> import torch
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
-    >>> mapping = get_default_qconfig_mapping("x86")
-    >>> prepared = prepare_fx(model, mapping, torch.zeros(1, 4))
-    >>> _ = prepared(torch.randn(16, 4))
-    >>> quantized = convert_fx(prepared, qconfig_mapping=mapping.set_module_name("1", None))
-    >>> [decision.outcome.value for decision in quantized.plan.decisions.values()]
-    ['quantized', 'float']
-    """
-    request = given_conversion(
-        convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
-    )
-    refuse_not_finite(graph_module)
-    request = spelled_request(graph_module, request)
-    reference = convert_to_reference(graph_module, request=request)
-    described = reference_state(reference).backend_config
-    nameless = not described.name and described.engine is None
-    engine = torch.backends.quantized.engine if nameless else None
-    quantized = quantized_model(reference, graph_module, None if engine == "none" else engine)
-    if keep_original_weights:
-        quantized.original_weights_lookup = original_weights(graph_module, reference)
-    return quantized
+def _with_float_edges(custom: Any) -> PrepareCustomConfig | None:
+    """``custom`` without quantized inputs and outputs: floats become integers at last."""
+    checked = given_custom(custom)
+    if IntegerEdges.of_custom(checked) is None:
+        return checked
+    plain = copy.copy(checked)
+    assert plain is not None
+    plain.input_quantized_indexes, plain.output_quantized_indexes = [], []
+    return plain
 
 
-@makes_graphs
-def convert_to_integer_reference(
-    graph_module: fx.GraphModule,
-    convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
-    qconfig_mapping: QConfigMapping | dict[str, Any] | None = None,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-) -> QuantizedModel:
-    """The integer reference of a calibrated model, with which a chip's simulator is compared.
+def _ranges(
+    ranks: Ranks, batches: Any, example: Any, module: fx.GraphModule, names: Collection[str]
+) -> dict[str, Range]:
+    """The ranges on some batches of all ranks, which decide alike by them."""
+    looked_at = [*some_batches(batches, compared_batches(batches, example))] or [example]
+    own = ranges_of(module, looked_at, names)
+    return joined_ranges(ranks.exchange("comparing ranges", own))
 
-    Operators exchange integer tensors and give the same bits on every machine: sums are exact, biases are
-    integers with the scale input × weight scale, results are made by the requantization and the rounding of
-    the description, and functions of one value are tables. Dynamically quantized operators take floats and
-    quantize them at each call; operators that stay float run between dequantize and quantize nodes.
-    docs/vendors.md says what each operator computes.
 
-    Args:
-        graph_module: from ``prepare_fx``, ``prepare_export`` or ``prepare_qat_fx``; it is not changed.
-        convert_custom_config, qconfig_mapping, backend_config: as in ``convert_fx``.
-
-    Raises:
-        EngineError: an operator is quantized in a way for which there is no integer arithmetic (to
-            float16 or 8-bit floats, weights alone, recurrent layers); names it.
-        UsageError, ConfigError: as in ``convert_fx``.
-
-    >>> import torch
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sigmoid()).eval()
-    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 4))
-    >>> _ = prepared(torch.randn(16, 4))
-    >>> [use.kernel for use in convert_to_integer_reference(prepared).kernels]
-    ['integer.linear', 'integer.table(sigmoid)']
-    """
-    request = given_conversion(
-        convert_custom_config, qconfig_mapping, backend_config, remove_qconfig=True
-    )
-    refuse_not_finite(graph_module)
-    request = spelled_request(graph_module, request)
-    reference = convert_to_reference(graph_module, request=request)
-    return quantized_model(reference, graph_module, "integer_reference")
+def planned_for(
+    model: nn.Module, requested: DefaultedRequest, capturing: Capturing, choices: Choices
+) -> Planned:
+    """The plan for ``model`` with the notes on what was chosen for the user."""
+    step = planned(model, requested.request, capturing, choices)
+    return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))

@@ -10,16 +10,13 @@ from typing import Any
 from torch import nn
 
 from backquant.api.arguments import given_model
-from backquant.api.calibrated import CalibrationCall
+from backquant.api.flow import Flow, Options
 from backquant.backend_config.registry import Backend
-from backquant.calibrate.by_layer import calibrate_by_layer
+from backquant.calibrate.measure import calibrate_by_layer
 from backquant.errors import UsageError
 from backquant.mapped import EmptyOnMeta, MappedMemory, WeightFiles, filled
-from backquant.pipeline.lower import quantized_model
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.model import Report
-from backquant.report.recorded import check_coverage
-from backquant.report.requirements import given_requirement
 
 
 def quantize_files(
@@ -89,32 +86,24 @@ def quantize_files(
 
     target = Path(to)
     check_place(target)
-    required = given_requirement(require)
-    call = CalibrationCall(
+    options = Options(
         backend,
         qconfig_mapping,
         weights,
         group_size,
+        require,
         prepare_custom_config,
         capture,
         dynamic_shapes,
+        progress=progress,
     )
+    flow = Flow(options, feed=calibrate_by_layer)
     empty, found = _made(model), WeightFiles.of(files)
     with MappedMemory(target.resolve().parent) as memory:
         source = filled(empty, dict(found.tensors(memory)), found.place, ignore)
-        ready = call.calibrated(
-            source,
-            example_inputs,
-            calibration,
-            required=required,
-            progress=progress,
-            feed=calibrate_by_layer,
-        )
-        reference = ready.reference(kept=memory.kept)
-        check_coverage(reference, required)
+        ready = flow.calibrated(source, example_inputs, calibration)
         # With nothing as its source it may share what is mapped: it is only written.
-        lowered = quantized_model(ready.faced(reference), nn.Module())
-        check_coverage(lowered, required)
+        lowered = flow.lower(ready, ready.reference(kept=memory.kept), nn.Module())
         report: Report = lowered.report
         write_model(lowered, target, TensorWriter(memory.kept), allow)
     return report

@@ -5,51 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from backquant.accuracy.recipes import Recipe, recipe_of
+from backquant.accuracy.recipes import Recipe
 from backquant.api.arguments import (
     Model,
     opened_model,
     plain_model,
     sound_backend,
 )
-from backquant.api.calibrated import CalibrationCall, given_request, planned_for
-from backquant.api.outcome import Metric, with_outcome
+from backquant.api.flow import Flow, Options, checked_request, planned_for
+from backquant.api.outcome import Metric
 from backquant.backend_config import BackendConfig
 from backquant.backend_config.registry import Backend, resolve_backend
-from backquant.calibrate.batches import inputs_of, kept_set
+from backquant.calibrate.batches import called_on_example
 from backquant.calibrate.checkpoint import Checkpoint
-from backquant.calibrate.examples import called_on_example, example_and_set
 from backquant.calibrate.group import sharing
 from backquant.errors import EngineError
 from backquant.garbage import makes_graphs
-from backquant.graph.state import copy_state
 from backquant.lower import EngineInfo, find_engine
-from backquant.match.plan import Reason
 from backquant.pipeline.capture import Capturing
-from backquant.pipeline.default_mapping import DefaultedRequest, mapping_on_engine
-from backquant.pipeline.lower import engine_of, quantized_model
-from backquant.pipeline.plan import evaluation_copy
+from backquant.pipeline.lower import engine_of
+from backquant.pipeline.mappings import DefaultedRequest, mapping_on_engine
+from backquant.pipeline.plan import Choices, evaluation_copy
 from backquant.pipeline.prepare import prepared_for_inference
-from backquant.pipeline.recurrent import quantizes_recurrent
-from backquant.prepare import prepared_state, unobserved
+from backquant.pipeline.recurrent import rules_for_recurrent
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.build import build_report
 from backquant.report.model import Report
-from backquant.report.recorded import check_coverage, report_source, with_reporting
-from backquant.report.requirements import given_requirement
+from backquant.report.recorded import report_source, with_reporting
 from backquant.runtime import QuantizedModel
-from backquant.speed.against_float import ModelFactories
-from backquant.speed.by_rank import chosen_on_rank_0
-from backquant.speed.cost_table import Kept
-from backquant.speed.known import without_known_slower
-from backquant.speed.slower import TIMING, slower_choice, the_faster
 
 
-@makes_graphs
 def quantize(
     model: Model,
     example_inputs: Any = None,
@@ -162,73 +152,24 @@ def quantize(
     >>> [kernel.kernel for kernel in quantized.kernels]
     ['aten._weight_int4pack_mm_for_cpu(bfloat16, groups of 32)']
     """
-    steps, model = recipe_of(recipe), opened_model(model)
-    example_inputs, calibration = example_and_set(model, example_inputs, calibration)
-    calibration = inputs_of(model, calibration)
-    if steps.steps:
-        calibration = kept_set(calibration)
     with sharing(group) as ranks:
-        required = given_requirement(require)
-        calls = CalibrationCall(
+        options = Options(
             backend,
             qconfig_mapping,
             weights,
             group_size,
+            require,
             prepare_custom_config,
             capture,
             dynamic_shapes,
+            slower,
+            recipe,
+            metric,
             integer_io,
+            progress,
+            checkpoint,
         )
-        leaves_slower = slower_choice(slower, has_mapping=calls.has_mapping)
-        ready = calls.calibrated(
-            model,
-            example_inputs,
-            calibration,
-            required=required,
-            progress=progress,
-            ranks=ranks,
-            checkpoint=checkpoint,
-            corrects=steps.biases,
-            sample_decibels=steps.sample_decibels,
-        )
-        ready, first = ready.corrected(steps)
-        ready = ready.improved(steps, progress=progress, ranks=ranks)
-        if ready.engine is not None:
-            ready = ready.on_cpu()
-        corrected = [] if first is None or steps.steps else [first]
-        prepared, frozen, example = ready.prepared, ready.frozen, ready.example
-        engine, source = ready.engine, ready.source
-
-        def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
-            reference = ready.reference(in_float) if in_float or not corrected else corrected.pop()
-            check_coverage(reference, required)
-            lowered = quantized_model(ready.faced(reference), source)
-            check_coverage(lowered, required)
-            return lowered
-
-        def in_float(reason: Reason) -> QuantizedModel | None:
-            has_floats = ready.edges is None and required is None
-            return ready.in_float(reason, whole) if has_floats else None
-
-        made = whole = converted({})
-        keep = required if isinstance(required, tuple) else ()
-        timing = replace(TIMING, keep_named=calls.has_mapping, keep=keep)
-        if quantizes_recurrent(prepared_state(prepared).plan):
-            timing = replace(timing, least=timing.least_recurrent)
-        if leaves_slower and engine is None:
-            kept = Kept(keep, named=calls.has_mapping)
-            made = without_known_slower(
-                made, ModelFactories(converted, in_float), unobserved(prepared), kept
-            )
-        elif leaves_slower and timing.is_worthwhile(engine, made.record):
-            made = chosen_on_rank_0(
-                ranks,
-                made,
-                ModelFactories(converted, in_float),
-                lambda ways: the_faster(made, ways, prepared, frozen, example, timing),
-            )
-        copy_state(source, made, ready.stateful)
-        return with_outcome(made, ready, metric, ranks)
+        return Flow(options, ranks).run(model, example_inputs, calibration)
 
 
 @makes_graphs
@@ -258,7 +199,7 @@ def explain(
     [('Linear', 'quantized'), ('Softplus', 'float')]
     """
     config = sound_backend(backend)
-    given = given_request(qconfig_mapping, prepare_custom_config)
+    given = checked_request(qconfig_mapping, prepare_custom_config)
     frozen = evaluation_copy(plain_model(opened_model(model), given[1], config))
     requested = DefaultedRequest.of(config, _engine_here(config), *given, frozen)
     called = called_on_example(frozen, example_inputs)
@@ -266,7 +207,8 @@ def explain(
     capturing = Capturing(
         capture, example, dynamic_shapes, requested.own, decompose=True, called=called
     )
-    step = planned_for(frozen, requested, capturing, example)
+    recurrent = partial(rules_for_recurrent, data=example)
+    step = planned_for(frozen, requested, capturing, Choices((recurrent,)))
     prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
     engine_name = f"engine {config.engine}" if config.engine else ""
     return build_report(replace(report_source(prepared), engine=engine_name))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from backquant.calibrate.feed import CalibrationReport, UnseenObserver, calibrate
-from backquant.calibrate.needs import waiting_for_data
+from backquant.calibrate.checkpoint import calibration_state, load_calibration_state, merge_state
+from backquant.calibrate.feed import (
+    CalibrationReport,
+    Progress,
+    ProgressBar,
+    UnseenObserver,
+    calibrate,
+    waiting_for_data,
+)
+from backquant.calibrate.group import synchronize_observers
 from backquant.calibrate.observers import prepared_parts, saw_data, site_observers
-from backquant.calibrate.progress import Progress, ProgressBar
-from backquant.calibrate.ranks import synchronize_observers
-from backquant.calibrate.resume import calibration_state, load_calibration_state, merge_state
 
 __all__ = [
     "CalibrationReport",

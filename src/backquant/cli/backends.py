@@ -26,7 +26,7 @@ def sound_backend(backend: str, allow: Sequence[str] | None = None) -> BackendCo
     >>> sound_backend("x86").name
     'x86'
     """
-    from backquant.pipeline.sound import sound_file
+    from backquant.api.arguments import sound_file
 
     if is_spec_file(backend):
         return sound_file(backend, tuple(allow or ()))
@@ -41,7 +41,7 @@ def findings(backend: str, allow: Sequence[str] | None = None) -> list[Finding]:
     >>> {finding.severity for finding in findings("x86")} <= {"note", "warning"}
     True
     """
-    from backquant.pipeline.sound import description_findings, file_findings
+    from backquant.api.arguments import description_findings, file_findings
 
     if is_spec_file(backend):
         return file_findings(backend, tuple(allow or ()))

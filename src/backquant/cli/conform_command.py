@@ -49,7 +49,7 @@ def conform(
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
 ) -> None:
     """Test whether an engine does what a description says. Exit 1 if a case fails."""
-    from backquant.calibrate.progress import ProgressBar
+    from backquant.calibrate.feed import ProgressBar
     from backquant.cli.backends import load_backend
     from backquant.conformance import conform as tried
     from backquant.conformance.engines import imported

@@ -75,7 +75,7 @@ def export(
 ) -> None:
     """Write a quantized model for another runtime, and print which kernels it will run there."""
     import backquant
-    from backquant.calibrate.progress import spinner
+    from backquant.calibrate.feed import spinner
     from backquant.cli.models import parse_inputs, parse_requirement
 
     with guarded(as_json=as_json):

@@ -197,7 +197,7 @@ def quantize(
 ) -> None:
     """Quantize a model and write one file that runs without its code."""
     import backquant
-    from backquant.calibrate.progress import spinner
+    from backquant.calibrate.feed import spinner
     from backquant.cli.backends import sound_backend
     from backquant.cli.checkpoint_command import (
         check_for_folder,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from backquant.convert.custom_modules import dequantize_all
-from backquant.convert.integer_edges import (
+from backquant.convert.interface import (
     IntegerEdges,
     integer_edges,
     keep_integers,
     with_integer_edges,
 )
-from backquant.convert.original_weights import original_weights
 from backquant.convert.reference import convert_to_reference
-from backquant.convert.request import ConvertRequest, Kept, as_it_is
-from backquant.convert.state import ReferenceModel, reference_state
+from backquant.convert.state import ConvertRequest, Kept, ReferenceModel, as_it_is, reference_state
+from backquant.convert.weights import original_weights
 
 __all__ = [
     "ConvertRequest",

@@ -9,8 +9,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import get_root_module_to_quantized_reference_module
 from backquant.convert.dialects import is_dequantize
-from backquant.convert.request import ConvertRequest
-from backquant.convert.state import Conversion, ReferenceModel, reference_state
+from backquant.convert.state import Conversion, ConvertRequest, ReferenceModel, reference_state
 from backquant.dtypes import ObservedQParams, find_dtype
 from backquant.graph import Breach, get_module
 from backquant.match.plan import MatchKind

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import fx, nn
 
+from backquant.backend_config.dtypes import Ratio
+from backquant.convert.contracts import activations_are_quantized, needed_are_measured
+from backquant.convert.dialects import DIALECTS, Writer
 from backquant.convert.fold import Constants
-from backquant.convert.hardware_biases import biases_of
-from backquant.convert.state import Conversion
+from backquant.convert.hardware import biases_of, chosen_config, ratio_scale
+from backquant.convert.state import Conversion, RatioUnit
 from backquant.convert.weights import weight_scales, without_training
 from backquant.dtypes import ObservedQParams
-from backquant.graph import get_module
+from backquant.graph import contract, get_module
 from backquant.match.plan import Match
 from backquant.match.recheck import MeasuredScales
-from backquant.prepare import Role
+from backquant.observe import is_fixed_qparams
+from backquant.prepare import Role, Site
+from backquant.prepare.record import QParamsKey
 
 
 def measured_scales(work: Conversion) -> list[MeasuredScales]:
@@ -117,3 +125,162 @@ def _beside(bias: torch.Tensor, steps: torch.Tensor) -> list[float]:
     each = steps.repeat(bias.numel() // steps.numel())
     found: list[float] = each[bias.detach().flatten().cpu() != 0].tolist()
     return found
+
+
+# Changes scales until input × weight / output scale is within the description's ``requantization_ratio``.
+#
+# 1. Where the ratio is too large, the output's scale is raised, operator by operator in the order of the
+#    graph, so that the operators behind it see the raised scale.
+# 2. Where it is too small, or has to be a power of two, the weight's scale is raised: that of a module when
+#    it is converted (``hardware_scales.weight_maker``), that of a function here.
+#
+# Where neither helps, because scales are shared or fixed, ``match.recheck`` leaves the operator in float.
+
+
+class _Groups:
+    """The group of observers of each operator's input and of its output; None where there are several."""
+
+    def __init__(self, work: Conversion) -> None:
+        self.inputs: dict[str, set[str]] = {}
+        self.weights: dict[str, str] = {}
+        self.outputs: dict[str, str] = {}
+        for site in work.prepared.sites.sites:
+            if site.producer:
+                self.outputs[site.producer] = site.group
+            for reader in site.readers:
+                if site.role is Role.WEIGHT:
+                    self.weights[reader] = site.group
+                elif site.role is not Role.BIAS:
+                    self.inputs.setdefault(reader, set()).add(site.group)
+
+
+def ratio_units(work: Conversion) -> dict[str, RatioUnit]:
+    """The units of the operators whose ratio is described; ``work.qparams`` is changed to suit."""
+    groups, found = _Groups(work), dict(work.qparams)
+    units: dict[str, RatioUnit] = {}
+    of_weights: dict[str, float] = {}
+    for match in work.plan.matches:
+        config = chosen_config(work, match)
+        ratio = None if config is None else config.requantization_ratio
+        inputs = groups.inputs.get(match.root, set())
+        if ratio is None or len(inputs) != 1 or match.anchor not in groups.outputs:
+            continue
+        given, output = found[next(iter(inputs))], groups.outputs[match.anchor]
+        one, two = given.scale, found[output].scale
+        if one is None or two is None or one.numel() != 1 or two.numel() != 1:
+            continue
+        weight = groups.weights.get(match.root)
+        scales = _weights(work, match, found, weight)
+        raised = _raised(float(one), max(scales, default=0.0), float(two), ratio)
+        if raised > float(two) and not work.source.probe(work.prepared.sites[output].spec).fixed:
+            two = torch.full_like(two, raised)
+            found[output] = replace(found[output], scale=two)
+        own = float(two) / float(one)
+        module = weight or str(work.nodes[match.root].target)
+        units[match.anchor] = RatioUnit(own, of_weights.setdefault(module, own))
+        if weight is not None:
+            made = found[weight].scale
+            scale = None if made is None else ratio_scale(made, ratio, own)
+            found[weight] = replace(found[weight], scale=scale)
+    work.qparams = found
+    return units
+
+
+def _weights(
+    work: Conversion, match: Match, found: Mapping[str, ObservedQParams], group: str | None
+) -> list[float]:
+    if group is None:
+        return weight_scales(work, match)
+    scale = found[group].scale
+    return [] if scale is None else [float(s) for s in scale.flatten()]
+
+
+def _raised(given: float, weight: float, output: float, ratio: Ratio) -> float:
+    """The output's scale by which the largest ratio is not above its bound."""
+    high = None if ratio == "power_of_two" else ratio[1]
+    return output if high is None else max(output, given * weight / high)
+
+
+# Observers become quantize/dequantize nodes; those with no quantized operator around them are removed.
+#
+# ``float_results`` says which are needed. One quantize and one dequantize node serve all users of a site.
+
+
+@contract(requires=[needed_are_measured], ensures=[activations_are_quantized])
+def convert_activations(work: Conversion, needed: frozenset[str], skipped: set[str]) -> None:
+    """Replace the call of every observer, in graph order.
+
+    ``needed``: the sites that are quantized, by name; those of ``skipped`` are already gone.
+    """
+    sites = {site.name: site for site in work.prepared.sites.sites if site.name not in skipped}
+    for node in list(work.module.graph.nodes):
+        site = sites.get(node.name)
+        if site is None:
+            continue
+        value = node.all_input_nodes[0]
+        if site.name in needed:
+            _write(work, site, node, value)
+        else:
+            node.replace_all_uses_with(value)
+        work.editor.erase(node)
+
+
+def qparams_keys(work: Conversion, needed: frozenset[str]) -> dict[str, QParamsKey]:
+    """Where PyTorch's reference model has the qparams of each site of ``needed`` that was measured."""
+    sites = {site.name: site for site in work.prepared.sites.sites if site.name in needed}
+    numbers: Counter[str] = Counter()
+    found: dict[str, QParamsKey] = {}
+    for node in work.module.graph.nodes:
+        site = sites.get(node.name)
+        if site is not None and work.qparams[site.group].scale is not None:
+            stem = _buffer_prefix(work, site, node).replace(".", "_")
+            fixed = is_fixed_qparams(get_module(work.module, site.name))
+            found[site.name] = QParamsKey(stem, numbers[stem], site.name, fixed)
+            numbers[stem] += 1
+    return found
+
+
+def _write(work: Conversion, site: Site, node: fx.Node, value: fx.Node) -> None:
+    engine = work.prepared.backend_config
+    writer = Writer(
+        work.editor,
+        position=node,
+        buffer_prefix=_buffer_prefix(work, site, node),
+        engine=engine.engine or engine.name,
+    )
+    before = node.prev
+    dequantized = DIALECTS[work.dialect](writer, value, work.qparams[site.group])
+    work.dequantized[site.name] = dequantized
+    if site.name in work.keys_of_sites:
+        work.keys[dequantized.all_input_nodes[0].name] = work.keys_of_sites[site.name]
+    made = before.next
+    while made is not node:
+        if made.op != "get_attr":
+            work.editor.provenance.record(made.name, (site.name,))
+        made = made.next
+    node.replace_all_uses_with(dequantized)
+
+
+def _buffer_prefix(work: Conversion, site: Site, node: fx.Node) -> str:
+    """PyTorch's names: ``<module path>[_input]``, so that a buffer tells what it belongs to.
+
+    The path is that of the observed node, or, where only the reader asked for the observer, that of
+    the first reader (the first functional linear, if there is one), marked ``_input``.
+    """
+    observed = site.value
+    if not _requested_by_reader(work, observed):
+        scope = work.prepared.scopes.get(observed)
+        return scope.path if scope is not None else ""
+    users = list(node.users)
+    linear = next((u for u in users if u.op == "call_function" and u.target is F.linear), None)
+    owner = linear if linear is not None else next(iter(users), None)
+    scope = work.prepared.scopes.get(owner.name) if owner is not None else None
+    return (scope.path if scope is not None else "") + "_input"
+
+
+def _requested_by_reader(work: Conversion, observed: str) -> bool:
+    node = work.nodes.get(observed)
+    if node is not None and node.op == "placeholder":
+        return True
+    decision = work.plan.decisions.get(observed)
+    return decision is not None and work.source.qconfig(decision.rule) is None

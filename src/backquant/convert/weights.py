@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -27,15 +27,32 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import get_root_module_to_quantized_reference_module
 from backquant.convert.contracts import weights_are_integers
-from backquant.convert.hardware_scales import WeightMaker, weight_maker
-from backquant.convert.state import Conversion
-from backquant.dtypes import find_dtype
+from backquant.convert.dialects import check_narrow_float, without_uint16
+from backquant.convert.fold import Constants
+from backquant.convert.hardware import WeightMaker, weight_maker
+from backquant.convert.state import Conversion, ReferenceModel, reference_state
+from backquant.dtypes import (
+    ObservedQParams,
+    TensorQParams,
+    block_of,
+    find_dtype,
+    is_narrow_float,
+    is_scaled_float,
+    quantize_tensor,
+)
 from backquant.errors import BackquantError, ConfigError
-from backquant.graph import contract, get_module, set_module
+from backquant.graph import (
+    contract,
+    get_module,
+    register_blocks,
+    register_float8,
+    register_quantized_decomposed,
+    set_module,
+)
 from backquant.match.plan import Match, MatchKind
-from backquant.observe.qparams import qparam_dict
+from backquant.observe.qparams import measure, qparam_dict
 from backquant.observe.weights_together import weights_together
-from backquant.prepare import ObserverSpec
+from backquant.prepare import ObserverSpec, PreparedModule, Role, prepared_state
 
 # The qparams of small weights, by observer and the id of the float weight.
 _Known = dict[tuple[ObserverSpec, int], dict[str, Any]]
@@ -322,3 +339,225 @@ def _same_integers(one: nn.Module, two: nn.Module) -> bool:
         and torch.equal(one._buffers[name], two._buffers[name])  # type: ignore[arg-type]
         for name in ("weight", "weight_scale", "weight_zero_point")
     )
+
+
+# Weights that are passed to functional operators.
+#
+# A weight that depends on no input is computed now: its observer sees it once more (so that it needs no
+# calibration, as for dynamic quantization), and in the decomposed dialect it is stored as integers that are
+# dequantized where they are used, or as a narrower float that is widened there. One that depends on an
+# input stays an activation.
+
+
+def measure_functional_weights(
+    prepared: fx.GraphModule, work: Conversion
+) -> dict[str, ObservedQParams]:
+    """Qparams of the weight observers whose weight is constant, by head of their group."""
+    found: dict[str, ObservedQParams] = {}
+    constants = Constants(work.module)
+    for site in work.prepared.sites.sites:
+        if site.role is not Role.WEIGHT or site.shared:
+            continue
+        weight = constants.tensor(work.nodes[site.name].all_input_nodes[0])
+        if weight is not None:
+            observer = copy.deepcopy(prepared.get_submodule(site.name))
+            with torch.no_grad():
+                observer(weight)
+            found[site.name] = measure(observer)
+    return found
+
+
+def convert_functional_weights(work: Conversion, needed: frozenset[str]) -> set[str]:
+    """Replace the observers of constant weights by integer buffers; returns their sites, of ``needed``."""
+    if work.dialect != "decomposed":
+        return set()
+    constants = Constants(work.module)
+    done: set[str] = set()
+    for site in work.prepared.sites.sites:
+        found = work.qparams[site.group]
+        if site.role is not Role.WEIGHT or site.name not in needed or not _is_stored(found):
+            continue
+        node = work.nodes[site.name]
+        source = node.all_input_nodes[0]
+        weight = constants.tensor(source)
+        if weight is None:
+            continue
+        name = str(source.target).replace(".", "_") if source.op == "get_attr" else source.name
+        node.replace_all_uses_with(_stored(work, node, name, weight, found))
+        work.editor.erase(node)
+        done.add(site.name)
+    return done
+
+
+def _is_stored(found: ObservedQParams) -> bool:
+    return found.scale is not None or is_narrow_float(found.dtype)
+
+
+def _stored(
+    work: Conversion, position: fx.Node, name: str, weight: torch.Tensor, found: ObservedQParams
+) -> fx.Node:
+    """Integer buffer and dequantize node, right before ``position``; or those of a narrower float."""
+    register_quantized_decomposed()
+    ops = torch.ops.quantized_decomposed
+    if is_narrow_float(found.dtype):
+        limit = torch.finfo(found.dtype).max
+        narrow = weight.clamp(-limit, limit).to(found.dtype)
+        stored = _buffer(work, position, f"{name}_quantized_", narrow)
+        return _widened(work, position, ops.convert_element_type.no_fuse, (stored, torch.float32))
+    if is_scaled_float(found.dtype) and found.axis is not None:
+        found = _as_grid(found, weight)
+    if found.scale is not None and found.scale.dim() > 1:
+        return _in_blocks(work, position, name, weight, found)
+    if is_scaled_float(found.dtype):
+        check_narrow_float(found, name)
+        register_float8()
+        scale = found.number.scale
+        kept = weight.clamp(found.quant_min * scale, found.quant_max * scale)
+        narrow = torch.ops.backquant.quantize_float8.default(kept, scale, found.dtype)
+        stored = _buffer(work, position, f"{name}_quantized_", narrow)
+        widen = torch.ops.backquant.dequantize_float8.default
+        return _widened(work, position, widen, (stored, scale))
+    if found.axis is None:
+        qparams: tuple[Any, ...] = found.number.literals
+        integers = ops.quantize_per_tensor.default(weight, *qparams)
+        dequantize = ops.dequantize_per_tensor.default
+    else:
+        found = without_uint16(found)
+        assert found.scale is not None and found.zero_point is not None
+        tensors = (found.scale, found.zero_point)
+        rest = (found.axis, found.quant_min, found.quant_max, found.storage)
+        integers = ops.quantize_per_channel.default(weight, *tensors, *rest)
+        dequantize = ops.dequantize_per_channel.default
+        qparams = (
+            _buffer(work, position, f"{name}_scale_", tensors[0]),
+            _buffer(work, position, f"{name}_zero_point_", tensors[1]),
+            *rest,
+        )
+    stored = _buffer(work, position, f"{name}_quantized_", integers)
+    return _widened(work, position, dequantize, (stored, *qparams))
+
+
+def _as_grid(found: ObservedQParams, weight: torch.Tensor) -> ObservedQParams:
+    """Scales of channels as those of blocks that are channels."""
+    assert found.scale is not None and found.zero_point is not None and found.axis is not None
+    shape = [1] * weight.dim()
+    shape[found.axis] = -1
+    grid = found.scale.reshape(shape), found.zero_point.reshape(shape)
+    return replace(found, scale=grid[0], zero_point=grid[1], axis=None)
+
+
+def _in_blocks(
+    work: Conversion, position: fx.Node, name: str, weight: torch.Tensor, found: ObservedQParams
+) -> fx.Node:
+    assert found.scale is not None and found.zero_point is not None
+    register_blocks()
+    block = block_of(weight.shape, found.scale.shape)
+    integers = quantize_tensor(weight, cast(TensorQParams, replace(found, block=block)))
+    stored = _buffer(work, position, f"{name}_quantized_", integers)
+    qparams = (
+        _buffer(work, position, f"{name}_scale_", found.scale),
+        _buffer(work, position, f"{name}_zero_point_", found.zero_point),
+    )
+    dequantize = torch.ops.backquant.dequantize_blocks.default
+    return _widened(work, position, dequantize, (stored, *qparams))
+
+
+def _widened(work: Conversion, position: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+    with work.editor.graph.inserting_before(position):
+        result = work.editor.graph.call_function(target, args)
+    work.editor.provenance.record(result.name, (position.name,))
+    return result
+
+
+def _buffer(work: Conversion, position: fx.Node, prefix: str, tensor: torch.Tensor) -> fx.Node:
+    return work.editor.read_buffer(position, work.editor.names.take(prefix), work.kept(tensor))
+
+
+# The float weights that a conversion replaces (``convert_fx(..., keep_original_weights=True)``).
+#
+# Weights of functional operators are found under PyTorch's keys: the path of the module that computes them,
+# ``_packed_weight_`` and a number. *Different:* PyTorch lists the qparams of the weight behind it and its
+# bias (and in place of a missing bias), and knows no weights of modules; here each entry is weight and
+# bias, and modules are found under their path.
+
+
+Weights = dict[str, list[torch.Tensor | None]]
+
+
+def original_weights(prepared: fx.GraphModule, reference: fx.GraphModule) -> Weights:
+    """Weight and bias (or ``None``) of each quantized operator that has a weight, by key; copies.
+
+    Args:
+        prepared: from ``prepare_fx``.
+        reference: what it was converted to.
+
+    >>> import backquant
+    >>> x, mapping = torch.ones(1, 3), backquant.get_default_qconfig_mapping("x86")
+    >>> prepared = backquant.prepare_fx(nn.Sequential(nn.Linear(3, 2)).eval(), mapping, (x,))
+    >>> _ = prepared(x)
+    >>> found = original_weights(prepared, backquant.convert_to_reference_fx(prepared))
+    >>> {key: [list(tensor.shape) for tensor in pair] for key, pair in found.items()}
+    {'0': [[2, 3], [2]]}
+    """
+    state, plan = prepared_state(prepared), reference_state(reference).plan
+    nodes = {node.name: node for node in prepared.graph.nodes}
+    constants = Constants(prepared)
+    functional = {
+        reader: site.name
+        for site in state.sites.sites
+        if site.role is Role.WEIGHT
+        for reader in site.readers
+    }
+    found: Weights = {}
+    quantized = (m for m in plan.matches if plan.decisions[m.anchor].quantized)
+    for match, root in ((m, nodes[name]) for m in quantized for name in _weighted(m)):
+        if match.kind is MatchKind.STANDALONE:
+            found |= _inside(prepared, reference, root)
+        elif match.kind is MatchKind.PATTERN and root.op == "call_module":
+            if root.name not in match.carriers:
+                continue
+            pair = _of_module(prepared.get_submodule(str(root.target)))
+            if pair[0] is not None:
+                found[str(root.target)] = pair
+        elif root.name in functional:
+            weight = constants.tensor(nodes[functional[root.name]])
+            key = _free_key(found, state.scopes[root.name].path)
+            found[key] = [_copy(weight), _bias_of(root, constants)]
+    return found
+
+
+def _weighted(match: Match) -> tuple[str, ...]:
+    """The operators of a match that may have a weight, as a module's or as an argument."""
+    return tuple(dict.fromkeys((*match.carriers, *match.readers)))
+
+
+def _inside(prepared: fx.GraphModule, reference: fx.GraphModule, node: fx.Node) -> Weights:
+    """The weights of a standalone module, under its path."""
+    path = str(node.target)
+    inner, converted = prepared.get_submodule(path), reference.get_submodule(path)
+    assert isinstance(inner, PreparedModule) and isinstance(converted, ReferenceModel)
+    found = original_weights(inner, converted)
+    return {f"{path}.{key}": pair for key, pair in found.items()}
+
+
+def _of_module(module: nn.Module) -> list[torch.Tensor | None]:
+    plain = without_training(module)
+    part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
+    return [_copy(getattr(part, "weight", None)), _copy(getattr(part, "bias", None))]
+
+
+def _bias_of(node: fx.Node, constants: Constants) -> torch.Tensor | None:
+    bias = node.kwargs.get("bias", node.args[2] if len(node.args) > 2 else None)
+    return _copy(constants.tensor(bias)) if isinstance(bias, fx.Node) else None
+
+
+def _copy(tensor: object) -> torch.Tensor | None:
+    return tensor.detach().clone() if isinstance(tensor, torch.Tensor) else None
+
+
+def _free_key(taken: Weights, path: str) -> str:
+    prefix = f"{path}_packed_weight_".replace(".", "_").lower()
+    number = 0
+    while f"{prefix}{number}" in taken:
+        number += 1
+    return f"{prefix}{number}"

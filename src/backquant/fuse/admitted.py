@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import BackendConfig
-from backquant.fuse.apply import apply_fusion
-from backquant.fuse.contracts import Fused
+from backquant.fuse.apply import Fused, apply_fusion
 from backquant.graph import Captured, OperatorKey
 from backquant.graph.shapes import GraphValues
 from backquant.match import (

@@ -5,7 +5,7 @@ Each call looks at one node and at most as many followers as the longest pattern
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -21,13 +21,14 @@ from backquant.nn.intrinsic import ConvAdd2d, ConvAddReLU2d
 RuleIndex = dict[Any, list[LowerRule]]
 
 
-def index_rules(rules: Sequence[LowerRule]) -> RuleIndex:
+@lru_cache(maxsize=16)
+def index_rules(rules: tuple[LowerRule, ...]) -> RuleIndex:
     """Rules by the spelling of their first operator: longest pattern first, then table order.
 
     >>> from torch.nn import functional as F
     >>> short = LowerRule("a", ((F.relu,),), lambda site: None)
     >>> long = LowerRule("b", ((F.relu,), (F.dropout,)), lambda site: None)
-    >>> [rule.name for rule in index_rules([short, long])[F.relu]]
+    >>> [rule.name for rule in index_rules((short, long))[F.relu]]
     ['b', 'a']
     """
     index: RuleIndex = {}

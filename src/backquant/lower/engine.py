@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -57,6 +58,11 @@ class Engine:
     name: str
     info: Callable[[MachineFacts], EngineInfo]
     rules: Callable[[], Sequence[LowerRule]]
+
+    @cached_property
+    def table(self) -> tuple[LowerRule, ...]:
+        """``rules()``, called once."""
+        return tuple(self.rules())
 
 
 def list_engines() -> list[str]:

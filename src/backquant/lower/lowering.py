@@ -100,7 +100,9 @@ def _lower(
     run_pass(read_results, result.graph, result)
     run_pass(pad_before, result, for_kernels=True)
     run_pass(as_unsigned, result.graph, engine, separate)
-    return _Pass(result, index_rules(rules), engine, described, stated).run(separate, in_float)
+    return _Pass(result, index_rules(tuple(rules)), engine, described, stated).run(
+        separate, in_float
+    )
 
 
 class _Pass:

@@ -7,34 +7,26 @@ with the usual defaults, shows which neighbours would be quantized.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from torch import fx
 
 from backquant.backend_config import BackendConfig, DefaultOverride
 from backquant.backend_config.naming import operator_name
-from backquant.graph import GraphIndex, Scope
-from backquant.match.default_places import ChosenRules, places_of
-from backquant.match.default_rules import DefaultRules
+from backquant.graph import GraphIndex
+from backquant.match.default_places import ChosenRules, Draft, places_of
 from backquant.match.float_places import calls_one_of, keys_of
 from backquant.match.plan import MatchKind, Plan
-from backquant.qconfig import QConfigMapping
 from backquant.qconfig.build import ptq_qconfig
 
 
-def rules_between_floats(
-    by_default: DefaultRules,
-    module: fx.GraphModule,
-    scopes: Mapping[str, Scope],
-    plan: Plan,
-    backend: BackendConfig,
-    mapping: QConfigMapping,
-) -> ChosenRules | None:
+def rules_between_floats(draft: Draft) -> ChosenRules | None:
     """The rules for operators between float operators; ``None`` where there are none.
 
     A module that is called several times gets a rule only where this is true of every call. What the request
     names gets none.
     """
+    module, scopes, plan, backend, mapping, _ = draft
     defaults = backend.defaults
     overrides = [o for o in defaults.overrides if o.between_float_operators] if defaults else []
     if defaults is None or not overrides:
@@ -46,7 +38,7 @@ def rules_between_floats(
     for override in overrides:
         qconfig = ptq_qconfig(defaults, override)
         nodes = around.between_floats(override)
-        nodes = [node for node in nodes if not by_default.named(plan.decisions[node.name])]
+        nodes = [node for node in nodes if not draft.is_named(node.name)]
         for node in nodes:
             if node.op == "call_module":
                 result.set_module_name(plan.decisions[node.name].module_path, qconfig)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -40,18 +40,31 @@ class ChosenRules(NamedTuple):
     separate_layers: tuple[str, ...] = ()
 
 
-def rules_for_places(
-    by_default: DefaultRules,
-    module: fx.GraphModule,
-    scopes: Mapping[str, Scope],
-    plan: Plan,
-    backend: BackendConfig,
-    mapping: QConfigMapping,
-) -> ChosenRules | None:
-    """The rules for what ``backend`` leaves in float in this graph; ``None`` where it leaves nothing.
+class Draft(NamedTuple):
+    """A fused graph with a plan for it, and what that was made for: further rules are chosen by it."""
 
-    Operators that stay float anyway get no rule, nor do those at places that ``mapping`` names.
+    module: fx.GraphModule
+    scopes: Mapping[str, Scope]
+    plan: Plan
+    backend: BackendConfig
+    mapping: QConfigMapping
+    by_default: DefaultRules
+
+    def is_named(self, node: str) -> bool:
+        """Whether the request names the place of this node."""
+        return self.by_default.named(self.plan.decisions[node])
+
+
+#: Chooses further rules for a draft; ``None``: none.
+Choice = Callable[[Draft], ChosenRules | None]
+
+
+def rules_for_places(draft: Draft) -> ChosenRules | None:
+    """The rules for what the backend leaves in float in this graph; ``None`` where it leaves nothing.
+
+    Operators that stay float anyway get no rule, nor do those at places that the mapping names.
     """
+    module, scopes, plan, backend, mapping, by_default = draft
     rules = by_default.rules
     if not any(rule.at_places for rule in rules):
         return None

@@ -8,7 +8,7 @@ calibration data, before anything is quantized, of all that no rule of a passed 
 1. The quantized layers whose samples differ so: the worst tenth of the samples lies less than
    ``LEAST_DECIBELS`` over the noise of rounding them in the range of all, and a range of its own would give
    that tenth ``GAIN_DECIBELS`` more. A recipe may ask for more than ``LEAST_DECIBELS``.
-2. What these read is scaled sample by sample (``backquant.fuse.by_sample``): they stay on integers. What
+2. What these read is scaled sample by sample (``backquant.fuse.taken_apart``): they stay on integers. What
    makes it stays float.
 3. Where what such a layer gives is not rounded, its input channels are divided into parts that are scaled by
    themselves, if that gains enough (``parts_by_sample``).
@@ -26,6 +26,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -34,14 +35,133 @@ from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.calibrate.batches import count_of, samples_of
-from backquant.fuse import LAYERS, part_name
-from backquant.graph import GraphIndex, Scope, as_arguments, get_module
-from backquant.match import DefaultRules, MatchKind, Plan
-from backquant.match.default_places import ChosenRules, places_of, without_places
+from backquant.errors import InputError
+from backquant.fuse import LAYERS, input_axis, part_name
+from backquant.graph import GraphIndex, as_arguments, check_inputs, get_module
+from backquant.match import MatchKind, Plan
+from backquant.match.default_places import ChosenRules, Draft, places_of, without_places
 from backquant.match.plan import BySample
 from backquant.match.recheck import float_results
-from backquant.pipeline.parts_by_sample import parts_of_channels, watched_layers, weighted
-from backquant.qconfig import QConfigMapping
+
+# Into how many parts the input channels of layers are divided whose samples have ranges of their own.
+
+
+#: What twice as many parts must give the worst tenth of the samples more: one bit.
+PART_DECIBELS = 6.0
+_LEAST_CHANNELS = 32
+_STEPS = 255
+_WORST = 0.1
+_TINY = 1e-12
+
+
+def parts_of_channels(
+    module: fx.GraphModule,
+    layers: Mapping[str, nn.Module],
+    batches: Callable[[], Iterable[Any]],
+) -> dict[str, int]:
+    """Into how many parts the input channels of each layer are divided, by name: into twice as many as long
+    as the worst tenth of the samples, by what rounding the input makes of the output, gains
+    ``PART_DECIBELS`` by it, and parts keep ``_LEAST_CHANNELS``.
+    """
+    parts, gained = dict.fromkeys(layers, 1), {name: _errors(layers[name]) for name in layers}
+    can_be = {name: called for name, called in layers.items() if len(gained[name]) > 1}
+
+    def note(name: str, part: Any, value: torch.Tensor, result: torch.Tensor) -> None:
+        signal = _power(_without_bias(part, result))
+        for count, seen in gained[name].items():
+            noise = part.forward(_rounding_error(value, count, -part.weight.dim() + 1))
+            seen.append(_power(_without_bias(part, noise)) / signal.clamp(min=_TINY))
+
+    if can_be and watched_layers(module, can_be, batches(), note):
+        for name in can_be:
+            levels = [_worst_level(seen) for seen in gained[name].values()]
+            steps = (after - before >= PART_DECIBELS for before, after in pairwise(levels))
+            parts[name] = 2 ** sum(takewhile(bool, steps))
+    return parts
+
+
+def _errors(called: nn.Module) -> dict[int, list[torch.Tensor]]:
+    """Into how many parts the input channels of a layer can be divided, with nothing known of each."""
+    layer = weighted(called)
+    if getattr(layer, "groups", 1) > 1:
+        return {1: []}
+    count, found = (
+        int(layer.weight.shape[input_axis(layer)]),
+        dict[int, list[torch.Tensor]]({1: []}),
+    )
+    while count >= 2 * max(found) * _LEAST_CHANNELS:
+        found[2 * max(found)] = []
+    return found
+
+
+def _rounding_error(value: torch.Tensor, parts: int, axis: int) -> torch.Tensor:
+    """What rounding adds where each part of each sample has a range of its own."""
+    channels = value.shape[axis]
+    sizes = [channels * (i + 1) // parts - channels * i // parts for i in range(parts)]
+    steps = _STEPS if float(value.min()) >= 0 else _STEPS / 2
+    made = []
+    for own in value.split(sizes, axis):
+        largest = own.flatten(1).abs().amax(1).clamp(min=_TINY)
+        step = largest.reshape(-1, *[1] * (value.dim() - 1)) / steps
+        made.append((own / step).round() * step - own)
+    return torch.cat(made, axis)
+
+
+def _without_bias(layer: Any, result: torch.Tensor) -> torch.Tensor:
+    if layer.bias is None:
+        return result
+    after = 0 if isinstance(layer, nn.Linear) else layer.weight.dim() - 2
+    bias: torch.Tensor = layer.bias.detach()
+    return result - bias.reshape(-1, *[1] * after)
+
+
+def _power(value: torch.Tensor) -> torch.Tensor:
+    return value.flatten(1).square().sum(1)
+
+
+def _worst_level(seen: Sequence[torch.Tensor]) -> float:
+    """Of the worst tenth of the samples, in dB; ``seen``: the noise of each, as a share of its signal."""
+    noise = torch.cat(list(seen))
+    return float(-10 * torch.log10(noise.quantile(1 - _WORST).clamp(min=_TINY)))
+
+
+def watched_layers(
+    module: fx.GraphModule,
+    layers: Mapping[str, nn.Module],
+    batches: Iterable[Any],
+    note: Callable[[str, Any, torch.Tensor, torch.Tensor], None],
+) -> bool:
+    """Run ``module`` on all batches, and call ``note`` with the name of each layer that is called, its part
+    with the weights, what this reads and what it gives; whether all batches could be run."""
+
+    def watching(name: str, part: Any) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+            value = args[0] if args else None
+            if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+                return
+            if value.dim() >= part.weight.dim() and value.numel():
+                note(name, part, value.detach(), result.detach())
+
+        return hook
+
+    parts = ((name, weighted(called)) for name, called in layers.items())
+    handles = [part.register_forward_hook(watching(name, part)) for name, part in parts]
+    try:
+        module.recompile()  # a deferred graph module has no signature before
+        for batch in batches:
+            check_inputs(module, batch)
+    except InputError:  # calibration comes to it, and says which batch it is
+        return False
+    finally:
+        for handle in handles:
+            handle.remove()
+    return True
+
+
+def weighted(called: nn.Module) -> Any:
+    """The layer with the weights, of a fused module, too."""
+    return called[0] if isinstance(called, nn.Sequential) else called
+
 
 #: What the worst tenth of the samples must have over the noise of rounding.
 LEAST_DECIBELS = 20.0
@@ -49,10 +169,7 @@ LEAST_DECIBELS = 20.0
 GAIN_DECIBELS = 12.0
 _SHOWN = 3
 _PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, "matmul", "bmm")
-_STEPS = 255
-_WORST = 0.1
 _CHANNELS = 1000.0
-_TINY = 1e-12
 _SAMPLES = 8  # and the worst tenth of fewer says nothing
 _BATCHES, _MOST_BATCHES, _ENOUGH = 4, 16, 64
 
@@ -66,17 +183,14 @@ class _Samples(NamedTuple):
 
 
 def layers_by_sample(
-    module: fx.GraphModule,
-    plan: Plan,
-    backend: BackendConfig,
-    *,
+    draft: Draft,
     batches: Callable[[], Iterable[Any]],
     least: float = LEAST_DECIBELS,
 ) -> dict[str, BySample]:
     """The layers whose inputs are to be scaled sample by sample, by the name of their node; ``least``: of
-    rule 1. With the
-    largest value of each output channel where the backend would round an output that only float operators
-    read."""
+    rule 1. With the largest value of each output channel where the backend would round an output that only
+    float operators read. What the request names is not among them."""
+    module, _, plan, backend, _, _ = draft
     rules = (*(() if backend.defaults is None else backend.defaults.leave_float), *_of_qdq(backend))
     if not rules:
         return {}
@@ -92,6 +206,7 @@ def layers_by_sample(
     return {
         name: BySample(one.axes, () if name in whole else one.sizes(), parts.get(name, 1))
         for name, one in found.items()
+        if not draft.is_named(name)
     }
 
 
@@ -99,18 +214,11 @@ def _of_qdq(backend: BackendConfig) -> tuple[LeaveFloat, ...]:
     return () if backend.qdq is None else backend.qdq.leave_float
 
 
-def rules_before_scaling(
-    layers: Mapping[str, BySample],
-    _by_default: DefaultRules,
-    module: fx.GraphModule,
-    scopes: Mapping[str, Scope],
-    plan: Plan,
-    _: BackendConfig,
-    mapping: QConfigMapping,
-) -> ChosenRules | None:
+def rules_before_scaling(draft: Draft, layers: Mapping[str, BySample]) -> ChosenRules | None:
     """Rules that leave in float the operators before a scaled value, back to those with weights and matrix
     products: quantized, they would round the value in a single range before it is scaled.
     """
+    module, scopes, plan, _, mapping, _ = draft
     places = places_of(module, scopes)
     left = [name for name in _makers(module, layers) if name in places]
     left = [name for name in left if plan.decisions[name].quantized]

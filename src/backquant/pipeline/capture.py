@@ -46,7 +46,7 @@ from backquant.graph.export import ExportedModel, ExportOptions, interface_of
 from backquant.graph.shapes import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
-from backquant.pipeline.exported_as_called import exported_as_called
+from backquant.pipeline.faithful import exported_as_called
 from backquant.prepare import Request
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.reason_codes import ReasonCode

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from backquant.backend_config import BackendConfig, DTypeConfig
-from backquant.convert.hardware_scales import produced_dict
+from backquant.convert.hardware import produced_dict
 from backquant.deploy.checkpoints.hub_folder import HubFolder
 from backquant.deploy.checkpoints.layer import (
     FLOAT8_SCALES,

@@ -14,15 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from backquant.backend_config import BackendConfig
 from backquant.dtypes import find_dtype, quantize_bounds
-from backquant.graph import GraphIndex, Scope
+from backquant.graph import GraphIndex
 from backquant.graph.ranges import Range
-from backquant.match.default_places import ChosenRules, places_of, without_places
-from backquant.match.default_rules import DefaultRules
+from backquant.match.default_places import ChosenRules, Draft, places_of, without_places
 from backquant.match.plan import Decision, Outcome, Plan, Reason
 from backquant.operators import find
-from backquant.qconfig import QConfigMapping
 from backquant.reason_codes import ReasonCode
 
 #: Of 255. The error is up to 1/40 of the part's range: 26 dB of SQNR where its values are evenly spread.
@@ -46,22 +43,14 @@ class _Loss(NamedTuple):
     steps: float
 
 
-def rules_for_joins(
-    by_default: DefaultRules,
-    module: fx.GraphModule,
-    scopes: Mapping[str, Scope],
-    plan: Plan,
-    backend: BackendConfig,
-    mapping: QConfigMapping,
-    *,
-    measured: Measured,
-) -> ChosenRules | None:
+def rules_for_joins(draft: Draft, measured: Measured) -> ChosenRules | None:
     """Rules that leave such operators in float; ``None`` where there are none."""
+    module, scopes, plan, backend, mapping, _ = draft
     places = places_of(module, scopes)
     found = {
         name: loss
         for name, loss in _lossy(module, plan, measured).items()
-        if name in places and not by_default.named(plan.decisions[name])
+        if name in places and not draft.is_named(name)
     }
     if not found:
         return None

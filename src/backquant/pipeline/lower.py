@@ -114,7 +114,7 @@ def _lowered(reference: fx.GraphModule, engine: EngineInfo | None, for_all: bool
     else:
         state = reference_state(reference)
         check_engine_dtypes(state.plan, state.backend_config, engine)
-        rules = find_engine(engine.name).rules()
+        rules = find_engine(engine.name).table
         in_float = float_by_request(state.plan, GraphIndex(reference))
         described = described_by_node(state.plan, state.backend_config)
         separate = _separate_calls(reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from torch import fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from backquant.backend_config import BackendConfig
-from backquant.errors import CaptureError
+from backquant.errors import CaptureError, first_line
 from backquant.fuse import (
     apply_fusion,
     decompose_attention,
@@ -22,8 +23,17 @@ from backquant.fuse import (
     without_sync,
 )
 from backquant.fuse.admitted import FusedPlan
-from backquant.fuse.contracts import Fused
-from backquant.graph import Captured, Scope, released, shallow_copy, without_parametrizations
+from backquant.fuse.apply import Fused
+from backquant.graph import (
+    Captured,
+    as_arguments,
+    get_module,
+    released,
+    shallow_copy,
+    without_parametrizations,
+)
+from backquant.graph.clone import with_own_state
+from backquant.graph.costs import GraphCosts, costs_and_outputs
 from backquant.graph.hooks import weight_hooks
 from backquant.graph.interception import Draws
 from backquant.graph.shapes import GraphValues
@@ -37,10 +47,11 @@ from backquant.match import (
     plan_fusion,
 )
 from backquant.match.default_between import rules_between_floats
-from backquant.match.default_places import ChosenRules, rules_for_places
+from backquant.match.default_places import Choice, Draft, rules_for_places
 from backquant.match.default_rules import is_like_default
 from backquant.match.plan import BySample
 from backquant.operators.equivalents import mapping_for_export
+from backquant.operators.index import find, find_root
 from backquant.pipeline.by_sample import rules_before_scaling, scaled_note
 from backquant.pipeline.capture import (
     Capturing,
@@ -52,21 +63,185 @@ from backquant.pipeline.capture import (
     spelled_for,
     with_reasons,
 )
-from backquant.pipeline.choose_capture import described, kept_whole, on_integers, worth_an_export
-from backquant.pipeline.costs import costs_of, left_out
 from backquant.pipeline.faithful import require_same
 from backquant.prepare import Record, Request
 from backquant.qconfig import QConfigMapping
 
-#: From the places that the request names, a graph, its scopes, the plan for it, and what is asked of which
-#: backend, to further rules.
-Rules = Callable[
-    [DefaultRules, fx.GraphModule, Mapping[str, Scope], Plan, BackendConfig, QConfigMapping],
-    ChosenRules | None,
-]
+# A trace or an export: which of two plans puts more multiply-adds on integers.
+#
+# A trace keeps some calls whole that an export takes apart: functions that ``torch.fx.wrap`` names,
+# attention as a function, layers with hooks. Only where such calls hold multiply-adds is there anything to
+# choose, and only then is the model exported.
 
-#: From a graph, the plan for it and a backend to the layers whose inputs are scaled sample by sample.
-ChooseBySample = Callable[[fx.GraphModule, Plan, BackendConfig], dict[str, BySample]]
+
+_LEAST = 0.01  # of all multiply-adds, in calls that an export might take apart
+
+
+def kept_whole(module: fx.GraphModule, plan: Plan, named: CustomMatching) -> list[fx.Node]:
+    """The calls that stay float because the trace keeps them whole (layers, wrapped functions), in order.
+
+    Modules that the user asked to leave whole, or to quantize on their own, are not among them.
+    """
+    return [
+        node
+        for node in _unknown(module, named)
+        if node.name not in plan.decisions or not plan.decisions[node.name].quantized
+    ]
+
+
+def _unknown(module: fx.GraphModule, named: CustomMatching) -> Iterator[fx.Node]:
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            called = get_module(module, str(node.target))
+            if (
+                find_root(type(called)) is None
+                and str(node.target) not in named.untraced_names
+                and type(called) not in named.untraced_classes
+                and next(called.parameters(), None) is not None
+            ):
+                yield node
+        elif (
+            node.op == "call_function" and find(node.target) is None and not _is_plain(node.target)
+        ):
+            yield node
+
+
+def _is_plain(function: object) -> bool:
+    """Operators of Python and of ATen: an export has the same ones."""
+    return getattr(function, "__module__", None) in ("_operator", "builtins", "torch._ops", "math")
+
+
+def worth_an_export(costs: Mapping[str, int], kept: list[fx.Node]) -> bool:
+    """Whether calls that were kept whole hold a share of the multiply-adds that counts.
+
+    >>> x, linear, helper, output = fx.symbolic_trace(lambda x: (x @ x) + 1).graph.nodes
+    >>> worth_an_export({linear.name: 90, helper.name: 10}, [helper])
+    True
+    >>> worth_an_export({linear.name: 90}, [helper])
+    False
+    """
+    return sum(costs.get(node.name, 0) for node in kept) > _LEAST * sum(costs.values())
+
+
+def on_integers(plan: Plan, costs: Mapping[str, int]) -> int:
+    """Multiply-adds of what ``plan`` quantizes."""
+    decisions = plan.decisions
+    return sum(n for name, n in costs.items() if name in decisions and decisions[name].quantized)
+
+
+def described(module: fx.GraphModule, node: fx.Node) -> str:
+    """A call for a note.
+
+    >>> gm = fx.symbolic_trace(lambda x: x + 1)
+    >>> described(gm, list(gm.graph.nodes)[1])
+    "the function 'add'"
+    """
+    if node.op == "call_module":
+        return f"{node.target!r} ({type(get_module(module, str(node.target))).__name__})"
+    return f"the function {getattr(node.target, '__name__', node.target)!r}"
+
+
+# Multiply-adds of each operator, counted in one run of the captured graph; the run also shows that it
+# works.
+
+
+def costs_of(
+    module: fx.GraphModule, example_inputs: Any, origin: str = "symbolic trace"
+) -> tuple[GraphCosts, Any]:
+    """Multiply-adds of the nodes of ``module`` on inputs that the model accepts, their kinds of values, and
+    what the graph returns for them.
+
+    Raises ``CaptureError`` when the graph fails on them: the capture, of which ``origin`` is the name, took
+    another way through ``forward`` than a call does (``if mask is None:`` is decided while tracing, where
+    ``mask`` is a stand-in; models ask whether they are exported).
+
+    >>> import torch
+    >>> module = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3)))
+    >>> costs_of(module, torch.zeros(1, 2))[0].multiply_adds
+    {'_0': 6}
+    """
+    try:
+        with with_own_state(module):
+            return costs_and_outputs(module, example_inputs)
+    except Exception as error:
+        reason = first_line(error)
+        if origin == "torch.export":
+            raise _of_export(module, reason, str(error)) from error
+        where, fix = _advice(left_out(module, example_inputs), str(error))
+        raise CaptureError(
+            f"the traced model fails on inputs that the model accepts: {reason}",
+            where=where,
+            fix=fix,
+        ) from error
+
+
+_NODE = re.compile(r"While executing %(\w+)")
+
+
+def _of_export(module: fx.GraphModule, reason: str, words: str) -> CaptureError:
+    found = _NODE.search(words)
+    nodes = {node.name: node for node in module.graph.nodes} if found else {}
+    node = nodes.get(found[1]) if found else None
+    where = "forward" if node is None else f"node {node.name!r}, {node.target}"
+    if "vmap" in words:
+        return CaptureError(
+            "the exported model reads a value from inside of a function that torch.vmap maps, as a constant",
+            where=where,
+            fix="write what torch.vmap maps with broadcasting, f(a[:, None], b[None]), or go part by part,\n"
+            "with what each is called with: model.set_submodule(path, backquant.quantize(part, ...))",
+        )
+    return CaptureError(
+        f"the exported model fails on inputs that the model accepts: {reason}",
+        where=where,
+        fix="the model does something else while it is exported (torch.compiler.is_exporting), such as\n"
+        "making a mask that a call leaves out: quantize a module whose forward calls its parts as a\n"
+        "call does, self.model.encoder(self.model.embeddings(input_ids))",
+    )
+
+
+def _advice(names: list[str], words: str) -> tuple[str, str]:
+    """Where the trace went wrong, and what to do: arguments that were left out are the likeliest cause."""
+    if names:
+        return (
+            f"arguments that were left out: {', '.join(names)}",
+            "tracing decides about branches on arguments (if mask is None) once, for any value:\n"
+            "wrap the model in a module whose forward takes just the arguments that you pass",
+        )
+    node = _NODE.search(words)
+    return (
+        f"node {node[1]!r} of the trace" if node else "forward",
+        "a symbolic trace records one way through forward, for all values and sizes:\n"
+        'capture="export", or leave the part out:\n'
+        "PrepareCustomConfig().set_non_traceable_module_names([...])  # it stays in float",
+    )
+
+
+def left_out(module: fx.GraphModule, example_inputs: Any) -> list[str]:
+    """Arguments that are ``None`` where nobody passes them, and that ``example_inputs`` does not give.
+
+    >>> left_out(fx.symbolic_trace(lambda x, mask=None: x), 1)
+    ['mask']
+    """
+    if example_inputs is None:
+        return []
+    args, kwargs = as_arguments(example_inputs)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return [
+        str(node.target)
+        for node in placeholders[len(args) :]
+        if node.args and node.args[0] is None and str(node.target) not in kwargs
+    ]
+
+
+class Choices(NamedTuple):
+    """What is chosen beyond a request that is like the backend's default: further rules, one choice after the
+    other, and the layers whose inputs are scaled sample by sample, by the name of their node."""
+
+    rules: tuple[Choice, ...] = ()
+    by_sample: Callable[[Draft], dict[str, BySample]] = lambda _: {}
+
+
+_NONE = Choices()
 
 
 class Planned(NamedTuple):
@@ -100,14 +275,13 @@ def planned(
     model: nn.Module,
     request: Request,
     capturing: Capturing | None = None,
-    more_rules: tuple[Rules, ...] = (),
-    by_sample: ChooseBySample | None = None,
+    choices: Choices = _NONE,
 ) -> Planned:
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused.
 
     ``capturing.own``: what the backend leaves in float by default is left there (``DefaultRules``), and
-    ``more_rules`` and ``by_sample`` choose, too, for what no rule of a mapping that somebody passed names,
-    where it asks for the rest as the backend does.
+    ``choices`` are made, too, for what no rule of a mapping that somebody passed names, where it asks for the
+    rest as the backend does.
     ``capturing.decompose``: the graph is run on the example inputs, once, for its costs. Where a trace works
     and keeps whole what holds multiply-adds, the model is exported, too, and the plan that puts more of
     them on integers is taken.
@@ -122,7 +296,7 @@ def planned(
             named=_requested_by_type(request.qconfig_mapping, capturing),
         )
     custom = CustomMatching.of(request.custom)
-    planning = _Planning(request, custom, capturing, more_rules, by_sample)
+    planning = _Planning(request, custom, capturing, choices)
     captured = captured_with(request.custom, model, capturing)
     made = planning.plan(captured)
     if capturing is None or capturing.example_inputs is None:
@@ -175,7 +349,7 @@ def _requested_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozens
     return frozenset((*mapping.object_type_qconfigs, *by_place))
 
 
-class _PlanDraft(NamedTuple):
+class _Settled(NamedTuple):
     """A plan, the shapes that it was decided by, and what has been chosen for it beyond what is asked."""
 
     fitted: FusedPlan
@@ -185,26 +359,64 @@ class _PlanDraft(NamedTuple):
     reasons: Mapping[str, Reason] = MappingProxyType({})
     separate_layers: tuple[str, ...] = ()
 
-    def chosen_by(
-        self, rules: Rules, by_default: DefaultRules, backend: BackendConfig
-    ) -> ChosenRules | None:
-        fused, plan = self.fitted
-        return rules(by_default, fused.module, fused.scopes, plan, backend, self.mapping)
 
-    def with_choice(self, chosen: ChosenRules) -> _PlanDraft:
-        return self._replace(
+@dataclass(frozen=True)
+class _Fit:
+    """Plans a captured model, which may be changed between two plans, for a backend."""
+
+    captured: Captured
+    backend: BackendConfig
+    custom: CustomMatching
+    by_default: DefaultRules | None
+    capturing: Capturing | None
+
+    def first(self, mapping: QConfigMapping, separate: tuple[str, ...] = ()) -> _Settled:
+        """The plan for ``mapping``; ``separate``: recurrent layers that were separated before."""
+        values = self._values()
+        return self._separated(_Settled(self._plan(mapping, values), values, mapping), separate)
+
+    def settled(self, now: _Settled, choose: Choice) -> _Settled:
+        """The plan after a choice. One that separates layers is made again for the changed graph."""
+        chosen = choose(self.draft(now))
+        if chosen is not None and chosen.separate_layers:
+            separate_recurrent_layers(self.captured, chosen.separate_layers)
+            values = self._values()
+            now = now._replace(fitted=self._plan(now.mapping, values), values=values)
+            now = self._separated(now, chosen.separate_layers)
+            chosen = choose(self.draft(now))
+        if chosen is None:
+            return now
+        return now._replace(
+            fitted=self._plan(chosen.mapping, now.values),
             mapping=chosen.mapping,
-            notes=(*self.notes, *chosen.notes),
-            reasons={**self.reasons, **chosen.reasons},
+            notes=(*now.notes, *chosen.notes),
+            reasons={**now.reasons, **chosen.reasons},
         )
 
-    def with_separate(self, paths: tuple[str, ...]) -> _PlanDraft:
+    def draft(self, now: _Settled) -> Draft:
+        """What a choice is made by."""
+        assert self.by_default is not None
+        fused, plan = now.fitted
+        return Draft(fused.module, fused.scopes, plan, self.backend, now.mapping, self.by_default)
+
+    def _plan(self, mapping: QConfigMapping, values: GraphValues) -> FusedPlan:
+        found = self.captured, self.backend, mapping
+        return plan_fused(*found, self.custom, values, self.by_default)
+
+    def _values(self) -> GraphValues:
+        """Shapes of the captured graph, measured when a condition asks for them."""
+        if self.capturing is None:
+            return GraphValues(None)
+        module, free = self.captured.module, self.captured.free
+        return GraphValues(module, self.capturing.example_inputs, free)
+
+    @staticmethod
+    def _separated(now: _Settled, paths: tuple[str, ...]) -> _Settled:
         if not paths:
-            return self
+            return now
         note = f"decided layer by layer: {', '.join(paths)}"
-        return self._replace(
-            separate_layers=(*self.separate_layers, *paths), notes=(*self.notes, note)
-        )
+        layers = (*now.separate_layers, *paths)
+        return now._replace(separate_layers=layers, notes=(*now.notes, note))
 
 
 @dataclass(frozen=True)
@@ -214,85 +426,49 @@ class _Planning:
     request: Request
     custom: CustomMatching
     capturing: Capturing | None
-    more_rules: tuple[Rules, ...]
-    by_sample: ChooseBySample | None
+    choices: Choices
 
     def plan(self, captured: Captured) -> Planned:
         without_sync(captured.module)
         backend, mapping = spelled_for(captured, self.request)
         decompose_attention(captured, backend, mapping)
         by_default = self._by_default(captured, backend, mapping)
-        drawn = self._drawn(captured, backend, mapping, by_default)
-        layers = self._by_sample(drawn, backend, by_default)
-        if layers:  # what is chosen counts operators, and there are more of them
-            paths = scaled_by_sample(captured, layers)
-            separated = drawn.separate_layers
-            drawn = self._drawn(captured, backend, mapping, by_default, separated, layers)
-            drawn = drawn._replace(notes=(*drawn.notes, scaled_note(paths)))
-        plan = drawn.fitted.plan.explain(drawn.reasons).noted(*drawn.notes)
-        plan = replace(plan, separate_layers=drawn.separate_layers, by_sample=layers)
+        fit = _Fit(captured, backend, self.custom, by_default, self.capturing)
+        found, layers = self._settled(fit, mapping)
+        plan = found.fitted.plan.explain(found.reasons).noted(*found.notes)
+        plan = replace(plan, separate_layers=found.separate_layers, by_sample=layers)
         plan = with_reasons(plan, captured)
         released(captured.module)
-        fused = drawn.fitted.fused
-        values = drawn.values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
+        fused = found.fitted.fused
+        values = found.values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
         record = Record(
-            plan, backend, drawn.mapping, self.request.custom, fused.scopes, fused.provenance
+            plan, backend, found.mapping, self.request.custom, fused.scopes, fused.provenance
         )
         return Planned(fused.module, replace(record, shapes=values.seen()))
 
-    def _drawn(
-        self,
-        captured: Captured,
-        backend: BackendConfig,
-        mapping: QConfigMapping,
-        by_default: DefaultRules | None,
-        separated: tuple[str, ...] = (),
-        layers: Mapping[str, BySample] = MappingProxyType({}),
-    ) -> _PlanDraft:
-        """The plan with what is chosen for the graph, which was changed by ``separated`` and ``layers``."""
+    def _settled(self, fit: _Fit, mapping: QConfigMapping) -> tuple[_Settled, dict[str, BySample]]:
+        """The plan after all choices, and the layers whose inputs are scaled sample by sample.
 
-        def fit(mapping: QConfigMapping, values: GraphValues) -> FusedPlan:
-            return plan_fused(captured, backend, mapping, self.custom, values, by_default)
-
-        values = self._values(captured)
-        drawn = _PlanDraft(fit(mapping, values), values, mapping).with_separate(separated)
-        if by_default is None:
-            return drawn
-        for rules in self._rules(layers):
-            chosen = drawn.chosen_by(rules, by_default, backend)
-            if chosen is not None and chosen.separate_layers:
-                separate_recurrent_layers(captured, chosen.separate_layers)
-                drawn, values = (
-                    drawn.with_separate(tuple(chosen.separate_layers)),
-                    self._values(captured),
-                )
-                drawn = drawn._replace(fitted=fit(drawn.mapping, values), values=values)
-                chosen = drawn.chosen_by(rules, by_default, backend)
-            if chosen is not None:
-                drawn = drawn.with_choice(chosen)
-                drawn = drawn._replace(fitted=fit(drawn.mapping, values))
-        return drawn
-
-    def _by_sample(
-        self, drawn: _PlanDraft, backend: BackendConfig, by_default: DefaultRules | None
-    ) -> dict[str, BySample]:
-        """The layers whose inputs are to be scaled sample by sample."""
-        if self.by_sample is None or by_default is None or not self._is_like_default():
-            return {}
-        fused, plan = drawn.fitted
-        found = self.by_sample(fused.module, plan, backend)
-        return {
-            name: how for name, how in found.items() if not by_default.named(plan.decisions[name])
-        }
-
-    def _is_like_default(self) -> bool:
-        return is_like_default(self.request.qconfig_mapping, self._own())
-
-    def _values(self, captured: Captured) -> GraphValues:
-        """Shapes of the captured graph, measured when a condition asks for them."""
-        if self.capturing is None:
-            return GraphValues(None)
-        return GraphValues(captured.module, self.capturing.example_inputs, captured.free)
+        1. The plan of the mapping, changed by one choice after the other.
+        2. Layers to scale are chosen by that plan. Where there are any, they change the graph, and 1 is done
+           again: what is chosen counts operators, and there are more of them.
+        """
+        now = fit.first(mapping)
+        if fit.by_default is None:
+            return now, {}
+        like_default = is_like_default(self.request.qconfig_mapping, self._own())
+        choices = (rules_between_floats, *self.choices.rules) if like_default else ()
+        for choose in (rules_for_places, *choices):
+            now = fit.settled(now, choose)
+        layers = self.choices.by_sample(fit.draft(now)) if like_default else {}
+        if not layers:
+            return now, {}
+        paths = scaled_by_sample(fit.captured, layers)
+        now = fit.first(mapping, now.separate_layers)
+        before = partial(rules_before_scaling, layers=layers)
+        for choose in (rules_for_places, before, *choices):
+            now = fit.settled(now, choose)
+        return now._replace(notes=(*now.notes, scaled_note(paths))), layers
 
     def _own(self) -> tuple[QConfigMapping, ...]:
         return () if self.capturing is None else self.capturing.own or ()
@@ -307,14 +483,6 @@ class _Planning:
             own = tuple(map(mapping_for_export, own))
         rules = () if backend.defaults is None else backend.defaults.leave_float
         return DefaultRules.of(rules, mapping, own)
-
-    def _rules(self, layers: Mapping[str, BySample]) -> Iterator[Rules]:
-        """What chooses further rules for a graph, one after the other."""
-        yield rules_for_places
-        if layers:
-            yield partial(rules_before_scaling, layers)
-        if self._is_like_default():
-            yield from (rules_between_floats, *self.more_rules)
 
 
 def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Capturing) -> Planned:

@@ -1,10 +1,11 @@
-"""The float graph of a quantized model, captured once more from the model that it was made from."""
+"""Models captured once more: in float, or for comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx, nn
@@ -17,14 +18,67 @@ from backquant.fuse import (
     separate_recurrent_layers,
     without_sync,
 )
+from backquant.graph import called_whole, is_leaf
 from backquant.graph.example_call import ExampleCall
+from backquant.match import Reason
 from backquant.match.plan import Plan
 from backquant.operators.equivalents import mapping_for_export
 from backquant.pipeline.capture import Capturing, captured_with
-from backquant.pipeline.plan import evaluation_copy, named_by
+from backquant.pipeline.plan import Planned, costs_of, evaluation_copy, named_by, planned
+from backquant.prepare import Request
 from backquant.qconfig import QConfigMapping, get_default_qconfig_mapping
 from backquant.reason_codes import ReasonCode
 from backquant.runtime.record import LoweredRecord
+
+# The model in float, captured with PyTorch's layers as single calls, as fast as the original.
+
+
+def planned_in_float(
+    model: nn.Module,
+    request: Request,
+    capturing: Capturing,
+    reason: Reason,
+    without_kernel: Mapping[str, Reason] = MappingProxyType({}),
+) -> Planned:
+    """The graph of ``model`` with PyTorch's layers whole, as PyTorch's own tracer leaves them.
+
+    Attention and transformer layers keep their fast paths. Only what ``request.custom`` names is
+    quantized. Operators that could have been quantized stay float for ``reason``; the others for their
+    own reason, from the plan for ``request`` or from ``without_kernel`` (by the names of operators).
+    Raises ``CaptureError`` as ``planned``.
+
+    >>> import torch
+    >>> from backquant.backend_config import BackendConfig
+    >>> request = Request(BackendConfig("b"), QConfigMapping())
+    >>> layer = nn.TransformerEncoderLayer(4, 2).eval()
+    >>> slow = Reason("", ReasonCode.SLOWER_THAN_FLOAT, "integers: 2 µs", "float: 1 µs")
+    >>> step = planned_in_float(layer, request, Capturing(example_inputs=torch.ones(3, 1, 4)), slow)
+    >>> [(name, found.reasons[0].rule) for name, found in step.record.plan.decisions.items()]
+    [('transformerencoderlayer', 'slower-than-float')]
+    """
+    if request.custom is None and is_leaf(model):
+        model = called_whole(model)
+    nothing = replace(request, qconfig_mapping=QConfigMapping())
+    step = planned(model, nothing, replace(capturing, own=None, decompose=False))
+    costs, _ = costs_of(step.module, capturing.example_inputs)
+    plan = step.record.plan
+    asked = planned(model, request, replace(capturing, decompose=False)).record.plan.decisions
+    modules = {node.name for node in step.module.graph.nodes if node.op == "call_module"}
+    reasons: dict[str, Reason] = {}
+    for name, decision in plan.decisions.items():
+        own, multiplies = asked.get(name), bool(costs.multiply_adds.get(name))
+        is_asked = any(found.rule == ReasonCode.QCONFIG_NONE for found in decision.reasons)
+        if decision.quantized or not (multiplies or is_asked):
+            continue
+        # A layer that is whole here is taken apart where it is quantized: no entry names it.
+        if own is None or own.quantized or (multiplies and name in modules):
+            reasons[name] = replace(without_kernel.get(name, reason), node=name)
+        elif own.reasons:
+            reasons[name] = own.reasons[0]
+    return step._replace(record=replace(step.record, plan=plan.explain(reasons), costs=costs))
+
+
+# The float graph of a quantized model, captured once more from the model that it was made from.
 
 
 def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any) -> fx.GraphModule:

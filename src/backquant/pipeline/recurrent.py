@@ -28,16 +28,15 @@ from torch.utils._pytree import tree_leaves
 from backquant.backend_config import BackendConfig
 from backquant.errors import EngineError
 from backquant.fuse import can_separate_layers, layers_of_recurrent
-from backquant.graph import Scope, check_inputs, get_module
-from backquant.match import DefaultRules, MatchKind, Plan, Reason
-from backquant.match.default_places import ChosenRules
+from backquant.graph import check_inputs, get_module
+from backquant.match import MatchKind, Plan, Reason
+from backquant.match.default_places import ChosenRules, Draft
 from backquant.nn.quantized.reference import LSTM
 from backquant.nn.quantized.reference.stepped import lstm_step_by_step
 from backquant.operators.recurrent import PAIRS
-from backquant.pipeline.kernels_alone import kernels_alone
+from backquant.pipeline.eager import kernels_alone
 from backquant.qconfig import (
     QConfig,
-    QConfigMapping,
     float16_dynamic_qconfig,
     per_channel_dynamic_qconfig,
 )
@@ -75,21 +74,13 @@ def quantizes_recurrent(plan: Plan) -> bool:
     return any(d.quantized and d.operator in names for d in plan.decisions.values())
 
 
-def rules_for_recurrent(
-    by_default: DefaultRules,
-    module: fx.GraphModule,
-    _: Mapping[str, Scope],
-    plan: Plan,
-    backend: BackendConfig,
-    mapping: QConfigMapping,
-    *,
-    data: Any,
-) -> ChosenRules | None:
-    """Rules for the recurrent layers that ``backend`` can quantize; ``None`` where there are none.
+def rules_for_recurrent(draft: Draft, data: Any) -> ChosenRules | None:
+    """Rules for the recurrent layers that the backend can quantize; ``None`` where there are none.
 
     ``data``: inputs of the model, as near to what it will meet as there are.
     """
-    nodes = [n for n in _recurrent(module, plan) if not by_default.named(plan.decisions[n.name])]
+    module, _, plan, backend, mapping, _ = draft
+    nodes = [node for node in _recurrent(module, plan) if not draft.is_named(node.name)]
     if not nodes:
         return None
     paths = list(dict.fromkeys(str(node.target) for node in nodes))

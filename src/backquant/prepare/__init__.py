@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from backquant.prepare.custom_modules import give_qconfigs
-from backquant.prepare.insert import insert_observers
-from backquant.prepare.needed import needed_names
+from backquant.prepare.insert import (
+    insert_observers,
+    observe_quantized_inputs,
+    swap_for_training,
+    unobserved,
+)
 from backquant.prepare.placement import observation_sites
-from backquant.prepare.qat import swap_for_training
-from backquant.prepare.quantized_inputs import observe_quantized_inputs
 from backquant.prepare.record import (
     KeptGraphModule,
     PreparedModule,
@@ -17,11 +18,16 @@ from backquant.prepare.record import (
     prepared_state,
     with_state,
 )
-from backquant.prepare.requests import ObserverSource, ObserverSpec
-from backquant.prepare.roles import Role
-from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable
-from backquant.prepare.standalone import prepare_standalone_modules
-from backquant.prepare.unobserved import unobserved
+from backquant.prepare.sites import (
+    QUANTIZED_INPUT,
+    ObserverSource,
+    ObserverSpec,
+    Role,
+    Site,
+    SiteTable,
+    needed_names,
+)
+from backquant.prepare.standalone import give_qconfigs, prepare_standalone_modules
 
 __all__ = [
     "Request",

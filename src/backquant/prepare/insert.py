@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
-from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints, LeaveFloat
+from backquant.backend_config import (
+    BackendConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    LeaveFloat,
+    get_module_to_qat_module,
+)
 from backquant.dtypes import dtype_name
 from backquant.errors import ConfigError
 from backquant.graph import (
+    Breach,
+    DeferredGraphModule,
     GraphEditor,
     call_before,
     contract,
     own_buffers,
+    own_tensors,
     rebuilt,
     run_pass,
     set_module,
@@ -25,21 +36,84 @@ from backquant.graph import (
 from backquant.match.constraints import check_tensor
 from backquant.match.plan import Decision, Match, MatchKind, Plan, Reason, TensorRequest
 from backquant.match.refusal import Refusal
-from backquant.observe import ReuseInputObserver
-from backquant.prepare.contracts import plan_is_of_this_graph, values_are_observed
-from backquant.prepare.custom_modules import observe_custom_modules
-from backquant.prepare.needed import without_float_results
+from backquant.observe import MinMaxObserver, ReuseInputObserver
+from backquant.observe.protocol import is_fixed_qparams, is_placeholder
 from backquant.prepare.placement import observation_sites
 from backquant.prepare.record import (
     PreparedModule,
     Record,
+    prepared_state,
     with_state,
 )
-from backquant.prepare.requests import ObserverSource
-from backquant.prepare.roles import Role
-from backquant.prepare.separate_interfaces import Interface, interfaces
-from backquant.prepare.sites import Site, SiteTable
+from backquant.prepare.sites import (
+    QUANTIZED_INPUT,
+    ObserverSource,
+    ObserverSpec,
+    Role,
+    Site,
+    SiteTable,
+    without_float_results,
+)
+from backquant.prepare.standalone import Interface, interfaces, observe_custom_modules
+from backquant.qconfig import QConfigMapping
 from backquant.reason_codes import ReasonCode
+
+# What the insertion of observers requires and ensures.
+
+
+def plan_is_of_this_graph(module: fx.GraphModule, record: Record, *_: object) -> Iterator[Breach]:
+    """Each match of the plan is anchored at a node of the graph."""
+    names = {node.name for node in module.graph.nodes}
+    for match in record.plan.matches:
+        if match.anchor not in names:
+            yield Breach(match.anchor, f"a node of the graph, where the plan has {match.pattern}")
+
+
+def values_are_observed(prepared: PreparedModule, *_: object) -> Iterator[Breach]:
+    """Each site of the record has its observer, which is called on its value and read by its readers."""
+    nodes = {node.name: node for node in prepared.graph.nodes}
+    sites = prepared_state(prepared).sites.sites
+    again = {(site.value, reader) for site in sites for reader in site.readers}
+    read = {(given.name, node.name) for node in nodes.values() for given in node.all_input_nodes}
+    for site in sites:
+        call = nodes.get(site.name)
+        if call is None or call.op != "call_module" or site.name not in prepared._modules:
+            yield Breach(site.name, f"a call of the observer of {site.value}")
+            continue
+        if [source.name for source in call.all_input_nodes] != [site.value]:
+            yield Breach(site.name, f"to observe {site.value}")
+        for reader in site.readers:
+            direct = (site.name, reader) in read
+            if not direct and (site.name, reader) not in again:  # not an observer of an observer
+                yield Breach(reader, f"to read {site.value} through its observer {site.name}")
+
+
+# The graph of a prepared model as it was before its observers came.
+
+
+def unobserved(prepared: fx.GraphModule) -> fx.GraphModule:
+    """A copy without observer nodes; names of the other nodes stay. It may be run and edited.
+
+    Standalone modules in it are copies with observers of their own.
+
+    >>> from torch import nn
+    >>> from backquant.backend_config import BackendConfig
+    >>> from backquant.match.plan import Plan
+    >>> from backquant.prepare.insert import insert_observers
+    >>> from backquant.prepare.record import Record
+    >>> from backquant.qconfig import QConfigMapping
+    >>> module = fx.symbolic_trace(nn.ReLU())
+    >>> prepared = insert_observers(module, Record(Plan("b"), BackendConfig("b"), QConfigMapping()))
+    >>> unobserved(prepared).code == module.code
+    True
+    """
+    twin = rebuilt(DeferredGraphModule, prepared, own_buffers(prepared))
+    nodes = {node.name: node for node in twin.graph.nodes}
+    for site in reversed(prepared_state(prepared).sites.sites):
+        observer = nodes[site.name]
+        observer.replace_all_uses_with(observer.all_input_nodes[0])
+        twin.graph.erase_node(observer)
+    return twin
 
 
 def insert_observers(
@@ -277,3 +351,164 @@ def _refused_by_all(request: TensorRequest, admitted: list[DTypeWithConstraints]
     """The refusals of the first, if none of ``admitted`` takes what is asked."""
     refusals = [list(check_tensor(request, constraints)) for constraints in admitted]
     return refusals[0] if refusals and all(refusals) else []
+
+
+# Inputs of a model that arrive quantized: what their integers stand for is measured, too.
+#
+# PyTorch's quantized tensors carry their qparams. A plain integer tensor does not, so each such input gets
+# an observer here, ``quantized_input_0`` for input 0, …: in the ``"decomposed"`` dialect (and on integer
+# kernels) the input is integers with the qparams that this observer measured, on calibration data in float.
+# The other dialect does without it.
+
+
+_UNSIGNED = (torch.quint8, torch.uint8)
+
+
+class QuantizedInput(nn.Module):
+    """Measures an input that arrives quantized, with the observer ``activation_post_process``."""
+
+    def __init__(self, observer: nn.Module) -> None:
+        super().__init__()
+        self.activation_post_process = observer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``, measured."""
+        out: torch.Tensor = self.activation_post_process(x)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        """What it lacks is the observer's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("activation_post_process"), name)
+
+
+def observe_quantized_inputs(prepared: PreparedModule) -> PreparedModule:
+    """Add the observers of quantized inputs to ``prepared``, in place; returns it.
+
+    Raises ConfigError for an index that is no input.
+
+    >>> from backquant.backend_config import BackendConfig
+    >>> from backquant.match.plan import Plan
+    >>> from backquant.prepare.insert import insert_observers
+    >>> from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+    >>> custom = PrepareCustomConfig().set_input_quantized_indexes([0])
+    >>> record = Record(Plan("b"), BackendConfig("b"), QConfigMapping(), custom)
+    >>> prepared = insert_observers(fx.symbolic_trace(nn.ReLU()), record)
+    >>> [node.name for node in observe_quantized_inputs(prepared).graph.nodes]
+    ['input_1', 'quantized_input_0', 'relu', 'output']
+    """
+    state = prepared_state(prepared)
+    indexes = () if state.custom is None else state.custom.input_quantized_indexes
+    inputs = [node for node in prepared.graph.nodes if node.op == "placeholder"]
+    editor = GraphEditor(prepared, state.provenance)
+    sites: list[Site] = []
+    for index in dict.fromkeys(indexes):
+        if index >= len(inputs):
+            raise ConfigError(
+                f"input {index} is to arrive quantized, and the model has {len(inputs)} inputs",
+                where="PrepareCustomConfig.set_input_quantized_indexes",
+                fix=f"one of {', '.join(map(str, range(len(inputs))))}",
+            )
+        node = inputs[index]
+        sites.append(_observed(editor, node, f"{QUANTIZED_INPUT}{index}", _observer(state, node)))
+    if sites:
+        editor.finish()
+        verify(prepared, after="pass 'observe quantized inputs'")
+        table = SiteTable((*sites, *state.sites.sites), state.sites.refused)
+        with_state(prepared, replace(state, sites=table, provenance=editor.provenance))
+    return prepared
+
+
+def _observed(editor: GraphEditor, node: fx.Node, name: str, observer: nn.Module) -> Site:
+    readers = tuple(user.name for user in node.users)
+    device = next((tensor.device for tensor in editor.module.parameters()), None)
+    module = QuantizedInput(observer).to(device).train(editor.module.training)
+    editor.insert_module_after(node, name, module)
+    return Site(
+        name, node.name, Role.QUANTIZED_INPUT, ObserverSpec(None, "input"), readers, "", name
+    )
+
+
+def _observer(state: Record, node: fx.Node) -> nn.Module:
+    """What the first quantized reader measures with, if that is of an unsigned dtype; else min/max."""
+    source = ObserverSource(state.backend_config, state.qconfig_mapping)
+    for user in node.users:
+        decision = state.plan.decisions.get(user.name)
+        if decision is None or not decision.quantized or decision.rule is None:
+            continue
+        made = source.make(ObserverSpec(decision.rule, "activation"))
+        inner = getattr(made, "activation_post_process", None)
+        observer = inner if isinstance(inner, nn.Module) else made
+        measures = not (is_fixed_qparams(observer) or is_placeholder(observer))
+        if measures and getattr(observer, "dtype", None) in _UNSIGNED:
+            return observer
+    return MinMaxObserver(dtype=torch.quint8)
+
+
+# Training: modules whose weight is fake-quantized. A pass of its own, between plan and observers.
+
+
+def swap_for_training(
+    module: fx.GraphModule,
+    plan: Plan,
+    backend_config: BackendConfig,
+    qconfig_mapping: QConfigMapping,
+) -> fx.GraphModule:
+    """A copy of ``module`` in which the weighted modules of quantized matches are the backend's QAT modules.
+
+    All parameters and buffers of the copy are its own (tied ones stay tied), so that training does
+    not reach the model that was captured. Each module is made by ``from_float`` and carries the
+    QConfig of its rule as ``qconfig``. A module that is called several times is swapped once.
+
+    Raises ConfigError for a QAT class without ``from_float``.
+
+    >>> from backquant.graph import capture
+    >>> gm = capture(nn.Sequential(nn.Linear(2, 2))).module
+    >>> swapped = swap_for_training(gm, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> type(swapped.get_submodule("0")).__name__
+    'Linear'
+    """
+    trained = rebuilt(DeferredGraphModule, module, own_tensors(module))
+    source = ObserverSource(backend_config, qconfig_mapping)
+    classes = get_module_to_qat_module(backend_config)
+    nodes = {node.name: node for node in trained.graph.nodes}
+    swapped: set[str] = set()
+    for match, root in ((m, nodes[name]) for m in plan.matches for name in m.carriers):
+        path = str(root.target)
+        if match.kind is not MatchKind.PATTERN or root.op != "call_module" or path in swapped:
+            continue
+        decision = plan.decisions[root.name]
+        float_module = trained.get_submodule(path)
+        qat_class = classes.get(type_before_parametrizations(float_module))
+        qconfig = source.qconfig(decision.rule)
+        if not decision.quantized or qat_class is None or qconfig is None:
+            continue
+        float_module.qconfig = qconfig  # type: ignore[assignment]
+        set_module(trained, path, _made(qat_class, float_module, path))
+        swapped.add(path)
+    return trained
+
+
+def _made(qat_class: type[nn.Module], float_module: nn.Module, path: str) -> nn.Module:
+    from_float = getattr(qat_class, "from_float", None)
+    where = f"BackendPatternConfig.set_qat_module({qat_class.__name__}), module {path!r}"
+    fix = f"class {qat_class.__name__}:\n    @classmethod\n    def from_float(cls, module): ..."
+    if not callable(from_float):
+        raise ConfigError(
+            f"the QAT module {qat_class.__name__} has no from_float", where=where, fix=fix
+        )
+    try:
+        made: nn.Module = from_float(float_module)
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, where=f"module {path!r}: {error.where}", fix=error.fix
+        ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"{qat_class.__name__}.from_float raised {type(error).__name__}: {error}",
+            where=where,
+            fix=fix,
+        ) from error
+    return made.train(float_module.training)

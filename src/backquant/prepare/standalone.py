@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.errors import BackquantError, ConfigError
 from backquant.graph import (
@@ -16,10 +19,107 @@ from backquant.graph import (
     set_module,
     shallow_copy,
 )
-from backquant.match.plan import MatchKind, Plan
+from backquant.match.custom import requested_kind
+from backquant.match.plan import Decision, Match, MatchKind, Plan
+from backquant.match.rules import RuleTable
 from backquant.prepare.record import PreparedModule, Request, prepared_state
-from backquant.prepare.requests import ObserverSource
-from backquant.qconfig import PrepareCustomConfig, QConfigMapping, StandaloneModuleConfigEntry
+from backquant.prepare.sites import ObserverSource, argument_nodes
+from backquant.qconfig import (
+    PrepareCustomConfig,
+    QConfigMapping,
+    QuantType,
+    StandaloneModuleConfigEntry,
+)
+
+# Custom modules: a float module becomes the observed one that the user's class makes of it.
+
+
+def observe_custom_modules(
+    prepared: fx.GraphModule, plan: Plan, mapping: QConfigMapping, custom: PrepareCustomConfig
+) -> None:
+    """Replace the custom modules of ``prepared`` by their observed forms, in place.
+
+    The float module gets the QConfig of its rule as ``qconfig``, and so do the modules inside of it
+    (that of their class or name, where the mapping has one), as in PyTorch. A module that is called
+    under several rules is made once for each.
+
+    Raises ConfigError when ``from_float`` fails or returns no module.
+    """
+    nodes = {node.name: node for node in prepared.graph.nodes}
+    found = [
+        match
+        for match in plan.matches
+        if match.kind is MatchKind.CUSTOM_MODULE and plan.decisions[match.anchor].quantized
+    ]
+    paths = [str(nodes[match.anchor].target) for match in found]
+    floats = {path: prepared.get_submodule(path) for path in paths}
+    made: dict[tuple[str, Any], str] = {}
+    for match, path in zip(found, paths, strict=True):
+        decision = plan.decisions[match.anchor]
+        key = (path, decision.rule)
+        if key not in made:
+            module = shallow_copy(floats[path])
+            rule = decision.rule
+            qconfig = None if rule is None else mapping.lookup(rule.kind, rule.index)
+            give_qconfigs(module, path, qconfig, RuleTable(mapping))
+            made[key] = free_path(prepared, path) if path in made.values() else path
+            set_module(prepared, made[key], _observed(module, match, decision, custom))
+        nodes[match.anchor].target = made[key]
+
+
+def give_qconfigs(module: nn.Module, path: str, qconfig: Any, table: RuleTable) -> None:
+    """Set ``module.qconfig``, and that of the modules inside by their own rules, in place.
+
+    >>> from backquant.qconfig import QConfigMapping
+    >>> block = nn.Sequential(nn.ReLU())
+    >>> give_qconfigs(block, "block", "asked", RuleTable(QConfigMapping()))
+    >>> block[0].qconfig
+    'asked'
+    """
+    module.qconfig = qconfig
+    for name, child in module.named_children():
+        child_path = f"{path}.{name}"
+        hit = table.by_exact_name(child_path) or table.by_type(type_before_parametrizations(child))
+        own = qconfig if hit is None else hit.qconfig
+        give_qconfigs(child, child_path, getattr(child, "qconfig", own), table)
+
+
+def _observed(
+    module: nn.Module, match: Match, decision: Decision, custom: PrepareCustomConfig
+) -> nn.Module:
+    kind = requested_kind(decision.asked_activation, decision.asked_weight)
+    assert kind is not None, "a custom module that is quantized was matched for a kind"
+    observed_class = custom.float_to_observed_mapping[kind][type(module)]
+    names = f"{type(module).__name__}, {observed_class.__name__}"
+    where = f"PrepareCustomConfig.set_float_to_observed_mapping({names}), node {match.anchor!r}"
+    fix = (
+        f"class {observed_class.__name__}:\n    @classmethod\n"
+        "    def from_float(cls, module): ...  # a module"
+    )
+    from_float = getattr(observed_class, "from_float", None)
+    if not callable(from_float):
+        raise ConfigError(
+            f"{observed_class.__name__} has no class method from_float", where=where, fix=fix
+        )
+    try:
+        made = from_float(module)
+    except BackquantError as error:
+        raise type(error)(error.what, where=where, fix=error.fix) from error
+    except Exception as error:
+        raise ConfigError(
+            f"{observed_class.__name__}.from_float raised {type(error).__name__}: {error}",
+            where=where,
+            fix=fix,
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"{observed_class.__name__}.from_float returned {made!r}, which is no module",
+            where=where,
+            fix=fix,
+        )
+    if getattr(made, "qconfig", None) is None:
+        made.qconfig = module.qconfig
+    return made.train(module.training)
 
 
 def prepare_standalone_modules(
@@ -165,3 +265,90 @@ def _check_output(prepared: PreparedModule, custom: PrepareCustomConfig, where: 
             where=f"{where}: set_output_quantized_indexes({custom.output_quantized_indexes})",
             fix="return one tensor and set [0], or .set_output_quantized_indexes([])",
         )
+
+
+# What standalone and custom modules take and give, for the observers around them.
+#
+# 1. A standalone module's inputs are observed where they are to arrive quantized (by position or by
+#    keyword; PyTorch overlooks keywords). Its output is not observed here, but inside of the module, if at
+#    all. *Different:* its output counts as quantized only if it leaves so. PyTorch takes it for quantized
+#    always, and leaves the operator behind a standalone module with float output in float.
+# 2. Static custom modules: as operators, inputs and output are observed.
+# 3. *Different:* the tuples that ``nn.LSTM``, ``nn.LSTMCell`` and ``nn.MultiheadAttention`` give are not
+#    observed; what reads their parts observes them. PyTorch has stubs there for LSTM, and its observer of
+#    an attention's tuple fails. Masks of an attention are not observed.
+# 4. Dynamic and weight-only custom modules take and give floats; nothing is observed.
+
+
+_TUPLES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
+_ATTENTION_INPUTS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """``inputs``: arguments to observe. ``gives``: the dtype of the value if it is not observed."""
+
+    inputs: tuple[fx.Node, ...] = ()
+    observed_output: bool = False
+    gives: torch.dtype = torch.float32
+
+
+def interfaces(
+    module: fx.GraphModule, plan: Plan, custom: PrepareCustomConfig | None
+) -> dict[str, Interface]:
+    """The interface of each quantized standalone and custom module, by the node that calls it.
+
+    Standalone modules that are not prepared, and custom modules without a config, have none.
+    """
+    nodes = {node.name: node for node in module.graph.nodes}
+    found: dict[str, Interface] = {}
+    for match in plan.matches:
+        decision = plan.decisions[match.anchor]
+        if match.kind is MatchKind.PATTERN or not decision.quantized:
+            continue
+        node = nodes[match.anchor]
+        called = module.get_submodule(str(node.target))
+        if match.kind is MatchKind.STANDALONE and isinstance(called, PreparedModule):
+            found[match.anchor] = _of_standalone(called, node)
+        elif match.kind is MatchKind.CUSTOM_MODULE and custom is not None:
+            kind = requested_kind(decision.asked_activation, decision.asked_weight)
+            found[match.anchor] = _of_custom(called, node, kind)
+    return found
+
+
+def _of_standalone(module: PreparedModule, node: fx.Node) -> Interface:
+    observer = quantized_output(module)
+    inputs = tuple(_arguments_of(node, module))
+    return Interface(inputs) if observer is None else Interface(inputs, gives=_dtype(observer))
+
+
+def _of_custom(module: nn.Module, node: fx.Node, kind: QuantType | None) -> Interface:
+    if kind is not QuantType.STATIC:
+        return Interface()
+    inputs = tuple(dict.fromkeys(_custom_arguments(module, node)))
+    return Interface(inputs, observed_output=not isinstance(module, _TUPLES))
+
+
+def _dtype(observer: nn.Module) -> torch.dtype:
+    dtype = observer.dtype
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _arguments_of(node: fx.Node, inner: PreparedModule) -> Iterator[fx.Node]:
+    wanted = quantized_inputs(inner)
+    names = [str(place.target) for place in inner.graph.nodes if place.op == "placeholder"]
+    passed = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    for name in wanted:
+        if isinstance(passed.get(name), fx.Node):
+            yield passed[name]  # type: ignore[misc]
+
+
+def _custom_arguments(module: nn.Module, node: fx.Node) -> Iterator[fx.Node]:
+    if not isinstance(module, nn.MultiheadAttention):
+        yield from argument_nodes(node)
+        return
+    passed = {**dict(zip(_ATTENTION_INPUTS, node.args, strict=False)), **node.kwargs}
+    for name in _ATTENTION_INPUTS:
+        if isinstance(passed.get(name), fx.Node):
+            yield passed[name]  # type: ignore[misc]

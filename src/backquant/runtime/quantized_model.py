@@ -26,7 +26,7 @@ from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
-from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
+from backquant.prepare.record import dump, graph_from_rows, graph_rows, load
 from backquant.runtime.boundary import (
     as_quantized,
     check_finite,

@@ -16,7 +16,7 @@ from backquant.accuracy.calibrated import Calibrated
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.recipes import recipe_of
 from backquant.accuracy.reference_run import Plan, Run
-from backquant.api.calibrated import CalibrationCall
+from backquant.api.flow import Flow, Options
 from backquant.convert import reference_state
 from backquant.match.plan import Reason
 from backquant.prepare import prepared_state
@@ -44,7 +44,7 @@ def loss(model: nn.Module, quantized: nn.Module, data: list[torch.Tensor]) -> fl
 
 
 def ready(model: nn.Module, data: list[torch.Tensor]) -> Calibrated:
-    return CalibrationCall().calibrated(model, None, data, corrects=True)
+    return Flow(Options(recipe="default")).calibrated(model, None, data)
 
 
 @pytest.mark.parametrize("backend", ["x86", "onnxruntime", "openvino"])

@@ -11,7 +11,7 @@ import backquant
 from backquant.accuracy.biases.cut_rows import shares
 from backquant.accuracy.recipes.layers import Layer, layers_of
 from backquant.accuracy.twin import Twin
-from backquant.api.calibrated import CalibrationCall
+from backquant.api.flow import Flow, Options
 
 SILENT = 3
 """The channel that is hardly ever there."""
@@ -84,7 +84,7 @@ def test_channels_that_say_something_are_not_cut_off() -> None:
 
 
 def second_layer() -> Layer:
-    own = CalibrationCall().calibrated(read_by_a_large_weight(), None, sounds(4, 1))
+    own = Flow(Options()).calibrated(read_by_a_large_weight(), None, sounds(4, 1))
     return next(
         layer for layer in layers_of(Twin(own.prepared, own.reference())) if layer.path == "2"
     )
@@ -130,7 +130,7 @@ def test_groups_read_channels_of_their_own() -> None:
     with torch.no_grad():
         for row in (0, 5):  # the last channel of either group
             model[2].weight[row, 15, 1] = 30.0
-    own = CalibrationCall().calibrated(model, None, sounds(4, 1))
+    own = Flow(Options()).calibrated(model, None, sounds(4, 1))
     [layer] = [one for one in layers_of(Twin(own.prepared, own.reference())) if one.path == "2"]
     squares = torch.ones(32, dtype=torch.float64)
     squares[31] = 0.0

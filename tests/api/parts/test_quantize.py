@@ -12,7 +12,7 @@ from tests.snapshots import compare as snapshot
 from torch import nn
 
 import backquant
-from backquant.api.parts.module_inputs import CallsOf, calls_of, survey
+from backquant.api.parts import CallsOf, calls_of, survey
 from backquant.errors import BackquantError, CoverageError, UsageError
 
 

@@ -17,7 +17,7 @@ from backquant.deploy.checkpoints.gguf import in_pairs
 from backquant.deploy.checkpoints.hub_folder import HubFolder
 from backquant.errors import ExportError, UsageError
 from backquant.pipeline.checkpoint_layers import PlannedLayers, planned_layers
-from backquant.pipeline.weight_only import weights_by_path
+from backquant.pipeline.mappings import weights_by_path
 from tiny_decoders import folder_of, logits, make
 
 gguf = pytest.importorskip("gguf")

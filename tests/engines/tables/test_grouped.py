@@ -16,7 +16,7 @@ from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 import backquant
-from backquant.api import one_call
+from backquant.api import flow
 from backquant.errors import InputError
 from backquant.lower.kernels.grouped import GroupedLinear
 
@@ -53,13 +53,13 @@ def pair(request: pytest.FixtureRequest, rows: Tensor) -> tuple[nn.Module, nn.Mo
         )
         given = {"qconfig_mapping": mapping}
     references = []
-    lower = one_call.quantized_model
+    lower = flow.quantized_model
 
     def keep(reference: nn.Module, *rest: Any) -> nn.Module:
         references.append(copy.deepcopy(reference))
         return lower(reference, *rest)
 
-    with mock.patch.object(one_call, "quantized_model", keep):
+    with mock.patch.object(flow, "quantized_model", keep):
         lowered = backquant.quantize(Experts(), inputs, backend="x86", slower="keep", **given)
     return lowered, references[-1]
 

@@ -28,7 +28,7 @@ from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.outputs import losses_of
 from backquant.accuracy.recipes.bench import helps
 from backquant.accuracy.reference_run import Plan, Run
-from backquant.calibrate.inputs import measured_inputs
+from backquant.calibrate.feed import measured_inputs
 from backquant.graph.clone import with_own_state
 
 #: The share of the loss that a correction must take away.

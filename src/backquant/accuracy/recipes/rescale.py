@@ -24,7 +24,7 @@ from backquant.accuracy.twin import Twin
 from backquant.dtypes import ObservedQParams, block_of
 from backquant.observe.qparams import measure
 from backquant.prepare import prepared_state
-from backquant.prepare.requests import ObserverSource
+from backquant.prepare.sites import ObserverSource
 
 _ROWS = 1024  # inputs of a layer that are looked at, of all batches
 _MOST = 1e4  # of a factor, and one by it the least

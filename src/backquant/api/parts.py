@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from backquant.accuracy.recipes import recipe_of
 from backquant.api.arguments import given_model
-from backquant.api.calibrated import CalibrationCall
-from backquant.api.one_call import quantize
-from backquant.api.parts.found import PartlyQuantized, with_parts
-from backquant.api.parts.module_inputs import Seen, calls_of, changes_inputs, run, survey
+from backquant.api.flow import Flow, Options
+from backquant.api.partly_quantized import PartlyQuantized, with_parts
 from backquant.backend_config.registry import Backend
-from backquant.calibrate.batches import first_batch, inputs_of, kept_set
-from backquant.calibrate.examples import called_on_example, example_and_set
+from backquant.calibrate.batches import (
+    called_on_example,
+    count_of,
+    example_and_set,
+    first_batch,
+    inputs_of,
+    kept_set,
+)
 from backquant.errors import (
     CaptureError,
     CoverageError,
@@ -26,13 +32,182 @@ from backquant.errors import (
     UsageError,
     first_line,
 )
-from backquant.graph.clone import own_buffers, own_in_place
+from backquant.graph import as_arguments
+from backquant.graph.clone import own_buffers, own_in_place, with_own_state
+from backquant.graph.costs import MultiplyAdds
 from backquant.pipeline.plan import evaluation_copy
 from backquant.qconfig import PrepareCustomConfig
 from backquant.report.requirements import given_requirement
 from backquant.report.words import percent
 from backquant.runtime import QuantizedModel
-from backquant.speed.slower import slower_choice
+
+# What the parts of a model are called with while the model computes a batch.
+
+
+_BYTES = 256 << 20  # of calls that are kept
+
+
+@dataclass
+class Seen:
+    """What one run shows of a module: how often it is called, and the multiply-adds of all calls; of the
+    model itself also the operators of which these are not known."""
+
+    calls: int = 0
+    multiply_adds: int = 0
+    uncounted: tuple[str, ...] = ()
+
+
+class CallsOf(Iterable[Any]):
+    """The calls of ``part`` while ``model``, which contains it, computes ``batches``: one item a call, in the
+    form of a batch. The part itself does not run at the last of ``most`` calls for a batch, nor what is
+    behind it; more calls are not looked at. Of a set that is gone over again, what 256 MB hold is kept.
+
+    >>> part = nn.Linear(2, 3)
+    >>> model = nn.Sequential(nn.ReLU(), part, nn.Softmax(-1))
+    >>> [args] = CallsOf(model, part, 1, [torch.tensor([[-1.0, 1.0]])])
+    >>> args
+    (tensor([[0., 1.]]),)
+    """
+
+    def __init__(
+        self, model: nn.Module, part: nn.Module, most: int, batches: Iterable[Any]
+    ) -> None:
+        self._model, self._part, self._most, self._batches = model, part, most, batches
+        self._held: dict[int, list[Any]] = {}
+        self._room = _BYTES
+
+    def __iter__(self) -> Iterator[Any]:
+        for place, batch in enumerate(self._batches):
+            found = self._held.get(place)
+            if found is None:
+                found = self._of(batch)
+                size = sum(
+                    leaf.nbytes for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)
+                )
+                if size <= self._room:
+                    self._room -= size
+                    self._held[place] = found
+            yield from found
+
+    def _of(self, batch: Any) -> list[Any]:
+        found: list[Any] = []
+
+        def seen(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found.append(as_batch(part, *_copied((args, kwargs))))
+            if len(found) >= self._most:
+                raise _EnoughError
+
+        handle = self._part.register_forward_pre_hook(seen, with_kwargs=True)
+        try:
+            run(self._model, batch)
+        except _EnoughError:
+            pass
+        finally:
+            handle.remove()
+        return found
+
+
+class CallsEach(CallsOf, Sized):
+    """``CallsOf`` of a part that is called once for each batch of a set whose length is known."""
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+
+def calls_of(model: nn.Module, part: nn.Module, most: int, batches: Iterable[Any]) -> CallsOf:
+    """``CallsOf``; with a length where each batch makes one call.
+
+    >>> part = nn.ReLU()
+    >>> len(calls_of(nn.Sequential(part), part, 1, [torch.ones(1)]))
+    1
+    """
+    kind = CallsEach if most == 1 and count_of(batches) is not None else CallsOf
+    return kind(model, part, most, batches)
+
+
+class _EnoughError(BaseException):
+    """Ends a run; not an ``Exception``, which a model may catch."""
+
+
+def _copied(values: Any) -> Any:
+    """What is called next may write to its arguments."""
+    return tree_map_only(torch.Tensor, torch.Tensor.clone, values)
+
+
+def as_batch(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a call in the form of a batch: a tuple, or a dict by name where some are named.
+
+    >>> as_batch(nn.Linear(1, 1), (3,), {}), as_batch(nn.Linear(1, 1), (), {"input": 3})
+    ((3,), {'input': 3})
+    """
+    if not kwargs:
+        return args
+    bound = inspect.signature(part.forward).bind(*args, **kwargs).arguments
+    kinds = {name: each.kind for name, each in inspect.signature(part.forward).parameters.items()}
+    named: dict[str, Any] = {}
+    for name, value in bound.items():
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[name] = value
+    return named
+
+
+def changes_inputs(part: nn.Module, batch: Any) -> bool:
+    """Whether a call writes to its inputs, or adds to a dict or list of them: the model that calls it may
+    read them afterwards.
+
+    >>> changes_inputs(nn.ReLU(inplace=True), (-torch.ones(2),)), changes_inputs(nn.ReLU(), (-torch.ones(2),))
+    (True, False)
+    """
+    given = _copied(batch)
+    _run(part, given)
+    before, after = tree_flatten(batch), tree_flatten(given)
+    if before[1] != after[1]:
+        return True
+    pairs = zip(before[0], after[0], strict=True)
+    return not all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """What ``model`` gives for a batch, without gradients; its buffers and the batch stay as they are."""
+    return _run(model, _copied(batch))
+
+
+def _run(model: nn.Module, batch: Any) -> Any:
+    args, kwargs = as_arguments(batch)
+    with torch.no_grad(), with_own_state(model):
+        return model(*args, **kwargs)
+
+
+def survey(model: nn.Module, batch: Any) -> dict[nn.Module, Seen]:
+    """What a run of ``model``, a copy that nobody else uses, shows of each module that is called in it.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> [(type(part).__name__, seen.multiply_adds) for part, seen in survey(model, torch.ones(1, 2)).items()]
+    [('Sequential', 6), ('Linear', 6), ('ReLU', 0)]
+    """
+    found: dict[nn.Module, Seen] = {}
+    started: list[int] = []
+    counter = MultiplyAdds()
+
+    def begins(part: nn.Module, _: Any) -> None:
+        found.setdefault(part, Seen()).calls += 1
+        started.append(counter.count)
+
+    def ends(part: nn.Module, *_: Any) -> None:
+        found[part].multiply_adds += counter.count - started.pop()
+
+    with ExitStack() as hooks, counter:
+        for part in model.modules():
+            if isinstance(part, torch.jit.ScriptModule):  # takes no hooks
+                continue
+            hooks.callback(part.register_forward_pre_hook(begins).remove)
+            hooks.callback(part.register_forward_hook(ends).remove)
+        run(model, batch)
+    found[model].uncounted = tuple(dict.fromkeys(counter.unknown))
+    return found
+
 
 _PLAIN = (bool, int, float, str, type(None))
 _BY_PARTS = (CaptureError, InputError, UsageError)  # of a part: what is in it may be captured
@@ -84,9 +259,14 @@ def quantize_parts(
     (['features', 'head'], 1.0)
     """
     required = _share(require)
-    recipe_of(recipe)
-    slower_choice(slower, has_mapping=False)
-    CalibrationCall(backend, None, weights, group_size)
+    options = Options(
+        backend,
+        weights=weights,
+        group_size=group_size,
+        slower=slower,
+        recipe=recipe,
+        progress=progress,
+    )
     frozen = evaluation_copy(given_model(model))
     example_inputs, calibration = example_and_set(frozen, example_inputs, calibration)
     calibration = kept_set(inputs_of(frozen, calibration))
@@ -97,15 +277,6 @@ def quantize_parts(
         first, batches = first_batch(calibration)
         example = first if example_inputs is None else example_inputs
     called_on_example(frozen, example)
-    options = {
-        "backend": backend,
-        "weights": weights,
-        "group_size": group_size,
-        "slower": slower,
-        "recipe": recipe,
-        "progress": progress,
-    }
-    options = {name: value for name, value in options.items() if value is not None}
     parting = _Parting(frozen, example, batches, calibration is not None, options)
     if parts is None:
         parting.divide("", frozen)
@@ -122,7 +293,7 @@ class _Parting:
     example: Any
     batches: Iterable[Any]
     calibrates: bool
-    options: Mapping[str, Any]
+    options: Options
     made: dict[str, QuantizedModel] = field(default_factory=dict)
     in_float: dict[str, str] = field(default_factory=dict)
 
@@ -189,7 +360,7 @@ class _Parting:
         )
         kept = PrepareCustomConfig().set_preserved_attributes(_plain_attributes(part))
         try:
-            made = quantize(part, **data, prepare_custom_config=kept, **self.options)
+            made = Flow(replace(self.options, prepare_custom_config=kept)).run(part, **data)
         except CoverageError as error:
             self.in_float[path] = error.what
             return False

@@ -1,0 +1,34 @@
+"""The names of this room, and the modules that have them: read by type checkers and by ``__init__.py``."""
+
+from backquant.accuracy.search.budget import Budget as Budget
+from backquant.accuracy.search.result import SearchResult as SearchResult
+from backquant.api.accuracy import compare as compare
+from backquant.api.accuracy import search as search
+from backquant.api.accuracy import sensitivity as sensitivity
+from backquant.api.checkpoints import load_checkpoint as load_checkpoint
+from backquant.api.checkpoints import quantize_checkpoint as quantize_checkpoint
+from backquant.api.eager import fuse_modules as fuse_modules
+from backquant.api.eager import fuse_modules_qat as fuse_modules_qat
+from backquant.api.eager import quantize_dynamic as quantize_dynamic
+from backquant.api.exporting import export as export
+from backquant.api.from_files import quantize_files as quantize_files
+from backquant.api.fx import convert_fx as convert_fx
+from backquant.api.fx import convert_to_integer_reference as convert_to_integer_reference
+from backquant.api.fx import convert_to_reference_fx as convert_to_reference_fx
+from backquant.api.fx import fuse_fx as fuse_fx
+from backquant.api.fx import prepare_export as prepare_export
+from backquant.api.fx import prepare_fx as prepare_fx
+from backquant.api.fx import prepare_qat_fx as prepare_qat_fx
+from backquant.api.one_call import default_mapping as default_mapping
+from backquant.api.one_call import explain as explain
+from backquant.api.one_call import quantize as quantize
+from backquant.api.partly_quantized import PartlyQuantized as PartlyQuantized
+from backquant.api.partly_quantized import load_parts as load_parts
+from backquant.api.partly_quantized import save_parts as save_parts
+from backquant.api.parts import quantize_parts as quantize_parts
+from backquant.calibrate import synchronize_observers as synchronize_observers
+from backquant.calibrate.checkpoint import Checkpoint as Checkpoint
+from backquant.nn.stubs import DeQuantStub as DeQuantStub
+from backquant.nn.stubs import QuantStub as QuantStub
+from backquant.nn.stubs import QuantWrapper as QuantWrapper
+from backquant.pipeline.mappings import weight_only_mapping as weight_only_mapping

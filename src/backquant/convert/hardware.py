@@ -1,0 +1,426 @@
+"""What a description says of the hardware: ratios of scales, scales of biases, how results are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.backend_config import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.dtypes import Ratio
+from backquant.convert.contracts import groups_are_measured
+from backquant.convert.fold import Constants
+from backquant.convert.state import Conversion
+from backquant.dtypes import ObservedQParams, integer_range, is_symmetric, stored_scale
+from backquant.errors import ConfigError
+from backquant.graph import contract, get_module, register_requantize, set_module, shallow_copy
+from backquant.match.plan import Match
+from backquant.match.refusal import chosen_dtype_config
+from backquant.operators import find
+from backquant.prepare import Role
+
+# Changes measured qparams into ones that the hardware has, by the constraints of the description.
+#
+# 1. A zero point that is demanded alone: the smallest scale whose range holds what was measured around it.
+# 2. ``scale_range``: moved to its nearest end; values beyond the largest saturate.
+# 3. ``scales``: the smallest of the set that is not below; where all are, it stays, and the plan refuses
+#    it.
+# 4. ``power_of_two_scale``: the next power of two above.
+# 5. ``scale_dtype``: as it is stored (``backquant.dtypes.stored_scales``); of groups that are quantized at
+#    each call the dtype is handed on.
+# 6. ``requantization_ratio``: weights get the scale next above that makes input × weight / output what is
+#    demanded; ``hardware_ratios`` has raised the output's before.
+#
+# An affine zero point moves with the scale, so that the lower end of the range stays; one of a symmetric
+# scheme does not. What several operators demand of a value that they share is met one after the other.
+
+
+#: A function from the measured qparams of a weight to qparams that the hardware has.
+WeightMaker = Callable[[dict[str, Any]], dict[str, Any]]
+_Pair = tuple[torch.Tensor, torch.Tensor]
+# Scales are float32: a hardware scale that float32 has rounded still counts as that scale.
+_SLACK = 1 - 2**-20
+
+
+@contract(ensures=[groups_are_measured])
+def hardware_scales(work: Conversion) -> dict[str, ObservedQParams]:
+    """``work.qparams`` with the activations, and weights of functions, as demanded."""
+    found = dict(work.qparams)
+    demands: dict[tuple[str, str], DTypeWithConstraints] = {}
+    anchors: dict[str, list[str]] = {}
+    for match in work.plan.matches:
+        config = chosen_config(work, match)
+        if config is None:
+            continue
+        for role in ("input", "weight", "output"):
+            demand = getattr(config, f"{role}_dtype_with_constraints")
+            if demand.produces_scales:
+                demands[match.anchor, role] = demand
+        for reader in match.readers:
+            anchors.setdefault(reader, []).append(match.anchor)
+    if not demands:
+        return found
+    by_group: dict[str, list[DTypeWithConstraints]] = {}
+    for site in work.prepared.sites.sites:
+        role = "weight" if site.role is Role.WEIGHT else "input"
+        read = (anchor for reader in site.readers for anchor in anchors.get(reader, ()))
+        places = [(site.producer, "output"), *((anchor, role) for anchor in read)]
+        own = by_group.setdefault(site.group, [])
+        own += (d for d in map(demands.get, places) if d is not None and d not in own)
+    for head, own in by_group.items():
+        if own and not work.source.probe(work.prepared.sites[head].spec).fixed:
+            found[head] = _produced(found[head], own)
+    return found
+
+
+def chosen_config(work: Conversion, match: Match) -> DTypeConfig | None:
+    """The dtype config that a match is quantized by; None if it stays float, or no entry is behind it."""
+    return chosen_dtype_config(work.plan, work.prepared.backend_config, match)
+
+
+def weight_maker(work: Conversion, match: Match) -> WeightMaker | None:
+    """What makes other qparams of the weight of a match's module; None: they are as measured."""
+    config = chosen_config(work, match)
+    demand = None if config is None else config.weight_dtype_with_constraints
+    unit = work.ratio_units.get(match.anchor)
+    if config is None or demand is None or not (demand.produces_scales or unit is not None):
+        return None
+    made = partial(produced_dict, demand=demand)
+    if unit is None or config.requantization_ratio is None:
+        return made
+    return partial(_in_ratio, made=made, ratio=config.requantization_ratio, unit=unit.of_weight)
+
+
+def _in_ratio(
+    qparams: dict[str, Any], made: WeightMaker, ratio: Ratio, unit: float
+) -> dict[str, Any]:
+    found = made(qparams)
+    return {**found, "scale": ratio_scale(torch.as_tensor(found["scale"]), ratio, unit)}
+
+
+def ratio_scale(scale: torch.Tensor, ratio: Ratio, unit: float) -> torch.Tensor:
+    """Rule 6; ``unit``: output / input scale.
+
+    >>> ratio_scale(torch.tensor([0.3, 1.0]), "power_of_two", 0.5)
+    tensor([0.5000, 1.0000])
+    """
+    steps = scale.double() / unit
+    if ratio == "power_of_two":
+        steps = torch.exp2(torch.ceil(torch.log2(steps * _SLACK)))
+    elif ratio[0] is not None:
+        steps = steps.clamp(min=ratio[0])
+    return (steps * unit).to(scale.dtype)
+
+
+def _produced(found: ObservedQParams, demands: Iterable[DTypeWithConstraints]) -> ObservedQParams:
+    if found.scale is None or found.zero_point is None:
+        stored = next((d.scale_dtype for d in demands if d.scale_dtype is not None), None)
+        return found if stored is None else replace(found, scale_dtype=stored)
+    pair = (found.scale, found.zero_point)
+    kept = is_symmetric(found.qscheme)
+    for demand in demands:
+        pair = _met(pair, (found.quant_min, found.quant_max), demand, kept=kept)
+    return replace(found, scale=pair[0], zero_point=pair[1])
+
+
+def produced_dict(qparams: dict[str, Any], demand: DTypeWithConstraints) -> dict[str, Any]:
+    """The qparams of a weight (of each weight, by its name) as demanded.
+
+    >>> found = {"scale": torch.tensor(0.3), "zero_point": torch.tensor(0)}
+    >>> made = produced_dict(found, DTypeWithConstraints(torch.qint8, power_of_two_scale=True))
+    >>> made["scale"], made["zero_point"]
+    (tensor(0.5000), tensor(0))
+    """
+    if "scale" not in qparams:
+        parts = qparams.items()
+        return {k: produced_dict(v, demand) if isinstance(v, dict) else v for k, v in parts}
+    bounds = qparams.get("quant_min", 0), qparams.get("quant_max", 0)
+    pair = torch.as_tensor(qparams["scale"]), torch.as_tensor(qparams["zero_point"])
+    scale, zero_point = _met(pair, bounds, demand, kept=False)
+    return {**qparams, "scale": scale, "zero_point": zero_point}
+
+
+def _met(
+    pair: _Pair, bounds: tuple[int, int], demand: DTypeWithConstraints, *, kept: bool
+) -> _Pair:
+    """Scale and zero point that satisfy the constraints; ``kept``: the zero point does not move with the
+    scale."""
+    scale, zero_point = pair
+    fixed = demand.zero_point_exact_match
+    if fixed is not None and demand.scale_exact_match is None:
+        ends = [((end - zero_point) * scale, end - fixed) for end in bounds]
+        room = [top / steps for top, steps in ends if steps]
+        needed = torch.stack([one.double() for one in room]).amax(0)
+        scale = torch.where(needed > 0, needed.to(scale.dtype), scale)
+        zero_point, kept = torch.full_like(zero_point, fixed), True
+    stored = stored_scale(scale.double(), demand.scale_dtype, bounds[1])
+    made = _in_domain(stored, demand).to(scale.dtype)
+    ratio = scale / made
+    moved = bounds[0] - torch.round((bounds[0] - zero_point) * ratio)
+    stays = (zero_point == 0) | (ratio > 1)
+    if kept or zero_point.is_floating_point():
+        return made, zero_point
+    return made, torch.where(stays, zero_point, moved.clamp(*bounds).to(zero_point.dtype))
+
+
+def _in_domain(scale: torch.Tensor, demand: DTypeWithConstraints) -> torch.Tensor:
+    """Rules 2 to 4, in float64."""
+    if demand.scale_range is not None:
+        scale = scale.clamp(*demand.scale_range)
+    if demand.scales:
+        allowed = torch.tensor(sorted(demand.scales), dtype=scale.dtype, device=scale.device)
+        place = torch.searchsorted(allowed, (scale * _SLACK).contiguous())
+        above = place == len(allowed)
+        nearest = allowed[place.clamp(max=len(allowed) - 1)]
+        scale = torch.where(above, scale, nearest)
+    if demand.power_of_two_scale:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    return scale
+
+
+# Biases as the hardware adds them: rounded to integers at the scale of the description, and dequantized.
+#
+# 1. ``bias_scale: input_times_weight``: one scale for each that the weight has; ``output``: that of the
+#    output.
+# 2. The rounded bias is what the reference model adds. A module that is called with several such scales
+#    gets a copy for each, which shares its weight.
+# 3. 64-bit biases have the 40 bits that accelerators accumulate in (Arm's Ethos-U, TensorFlow Lite's 16x8).
+
+
+_BITS_40 = (-(1 << 39), (1 << 39) - 1)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The input and output scale of an operator, where the tensor has a single one; ``weight``: the scale
+    of a function's weight."""
+
+    inputs: tuple[float, ...] = ()
+    weight: torch.Tensor | None = None
+    output: float | None = None
+
+
+def scales_by_node(work: Conversion) -> dict[str, Scales]:
+    """The scales of each operator with a weight, by the names of its root, which reads, and its anchor,
+    which returns.
+    """
+    inputs: dict[str, list[float]] = {}
+    weights: dict[str, torch.Tensor] = {}
+    outputs: dict[str, float] = {}
+    for site in work.prepared.sites.sites:
+        scale = work.qparams[site.group].scale
+        if scale is None or site.role is Role.BIAS:
+            continue
+        if site.role is Role.WEIGHT:
+            weights.update(dict.fromkeys(site.readers, scale))
+        elif scale.numel() == 1:
+            outputs[site.producer] = float(scale)
+            for reader in site.readers:
+                inputs.setdefault(reader, []).append(float(scale))
+    names = {*inputs, *weights, *outputs}
+    return {
+        name: Scales(tuple(inputs.get(name, ())), weights.get(name), outputs.get(name))
+        for name in names
+    }
+
+
+def accumulator_steps(
+    work: Conversion, match: Match, scales: dict[str, Scales]
+) -> torch.Tensor | None:
+    """What one step of the sums of a weighted operator stands for: input × weight, float64; one, or one for
+    each channel that comes out."""
+    found = scales.get(match.root, Scales())
+    root = work.nodes[match.root]
+    weight, groups = found.weight, 1
+    if root.op == "call_module":
+        module = _part(work, root)
+        weight = getattr(module, "weight_scale", None)
+        groups = int(module.groups) if getattr(module, "transposed", False) else 1  # type: ignore[arg-type]
+    elif "conv_transpose" in str(root.target):
+        groups = int(_argument(root, 6, "groups", 1))
+    if weight is None or len(set(found.inputs)) != 1:
+        return None
+    steps = found.inputs[0] * weight.detach().double()
+    shared = groups > 1 and steps.numel() > 1  # transposed: each group has the scales of the first
+    return steps.repeat(groups) if shared else steps
+
+
+def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
+
+
+def round_biases(work: Conversion) -> None:
+    """Give modules and functions the biases that the hardware adds."""
+    scales = scales_by_node(work)
+    of_modules: dict[str, list[tuple[fx.Node, torch.Tensor, torch.dtype]]] = {}
+    for match in work.plan.matches:
+        config = chosen_config(work, match)
+        if config is None or config.bias_scale is None or config.bias_dtype is None:
+            continue
+        if config.bias_scale == "output":
+            own = scales.get(match.anchor, Scales()).output
+            steps = None if own is None else torch.tensor(own, dtype=torch.float64)
+        else:
+            steps = accumulator_steps(work, match, scales)
+        root = work.nodes[match.root]
+        if steps is None:
+            continue
+        if root.op == "call_module":
+            called = of_modules.setdefault(str(root.target), [])
+            called.append((root, steps, config.bias_dtype))
+        else:
+            _round_argument(work, root, steps, config.bias_dtype)
+    for path, calls in of_modules.items():
+        _round_calls(work, path, calls)
+
+
+def _round_calls(
+    work: Conversion, path: str, calls: list[tuple[fx.Node, torch.Tensor, torch.dtype]]
+) -> None:
+    """Rule 2: the first scale rounds the bias of the module itself, each other one that of a copy."""
+    made: list[tuple[torch.Tensor, str]] = []
+    module = get_module(work.module, path)
+    if getattr(_part(work, path), "bias", None) is None:
+        return
+    for node, steps, _ in calls:
+        known = next((name for other, name in made if torch.equal(other, steps)), "")
+        if not known:
+            known = work.editor.names.take(f"{path}_bias_") if made else path
+            if made:
+                set_module(work.module, known, shallow_copy(module))
+            made.append((steps, known))
+        node.target = known
+    for steps, name in reversed(made):  # the module itself last: its copies begin with its bias
+        _round_parameter(_part(work, name), steps, calls[0][2])
+
+
+def _part(work: Conversion, where: fx.Node | str) -> nn.Module:
+    module = get_module(work.module, where if isinstance(where, str) else str(where.target))
+    return module[0] if isinstance(module, nn.Sequential) and len(module) else module
+
+
+def _round_parameter(module: nn.Module, steps: torch.Tensor, dtype: torch.dtype) -> None:
+    bias = getattr(module, "bias", None)
+    if bias is None:
+        return
+    made = nn.Parameter(
+        _rounded(bias, steps.to(bias.device), dtype), requires_grad=bias.requires_grad
+    )
+    module._parameters = {**module._parameters, "bias": made}
+
+
+def _round_argument(
+    work: Conversion, root: fx.Node, steps: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """A constant bias of a function is replaced by a rounded one, which is a buffer."""
+    for node in biases_of(work, root):
+        if node.op != "get_attr":
+            continue
+        bias = Constants(work.module).tensor(node)
+        if bias is None:
+            continue
+        prefix = f"{str(node.target).replace('.', '_')}_rounded_"
+        tensor = _rounded(bias, steps.to(bias.device), dtype)
+        root.replace_input_with(
+            node, work.editor.read_buffer(root, work.editor.names.take(prefix), tensor)
+        )
+
+
+def biases_of(work: Conversion, root: fx.Node) -> Iterator[fx.Node]:
+    """The node that a function's bias comes from, if it has one."""
+    entries = work.prepared.backend_config.shared_configs
+    named = (
+        entry._input_type_to_index.get("bias")
+        for entry in entries
+        if entry.normal_pattern.size == 1 and entry.normal_pattern.anchor.op == root.target
+    )
+    place = next((index for index in named if index is not None), len(root.args))
+    bias = root.args[place] if place < len(root.args) else root.kwargs.get("bias")
+    if isinstance(bias, fx.Node):
+        yield bias
+
+
+def _rounded(bias: torch.Tensor, steps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    limits = _BITS_40 if dtype == torch.int64 else integer_range(dtype)
+    assert limits is not None
+    integers = torch.round(bias.detach().double() / steps).clamp(*map(float, limits))
+    return (integers * steps).to(bias.dtype)
+
+
+# Quantize outputs with the arithmetic of the hardware: ``rounding`` and ``requantization`` of a dtype
+# config.
+#
+# Behind a convolution, linear layer or matrix product, the quantize node is replaced by one that computes
+# the integer sums and requantizes them with the named arithmetic. Behind other operators, and where the
+# input has no single known scale, it is replaced by one that only rounds as named. The dequantize node
+# stays.
+
+
+_DEFAULT = "half_even"
+
+
+def round_results(work: Conversion) -> None:
+    """Replace the quantize nodes of the results whose rounding is described.
+
+    Raises ConfigError in the dialect of quantized tensors, whose operators round halves to even.
+    """
+    found = [(match, chosen_config(work, match)) for match in work.plan.matches]
+    described = [(m, c) for m, c in found if c is not None and (c.rounding or c.requantization)]
+    if not described:
+        return
+    if work.dialect != "decomposed":
+        raise ConfigError(
+            "rounding and requantization have no operators on quantized tensors",
+            where=f"{work.prepared.backend_config.name}, convert_to_reference_fx(dialect={work.dialect!r})",
+            fix='dialect="decomposed", which backquant.quantize uses',
+        )
+    register_requantize()
+    sites = {site.producer: site.name for site in work.prepared.sites.sites if site.producer}
+    scales = scales_by_node(work)
+    for match, config in described:
+        dequantize = work.dequantized.get(sites.get(match.anchor, ""))
+        if dequantize is None:
+            continue
+        quantize = dequantize.args[0]
+        arithmetic = config.requantization or "float"
+        steps = None if arithmetic == "float" else accumulator_steps(work, match, scales)
+        if isinstance(quantize, fx.Node):
+            _replace(work, quantize, match, config, steps)
+
+
+def _replace(
+    work: Conversion,
+    quantize: fx.Node,
+    match: Match,
+    config: DTypeConfig,
+    steps: torch.Tensor | None,
+) -> None:
+    ops, rounding = torch.ops.backquant, config.rounding or _DEFAULT
+    value, *qparams = quantize.args
+    if steps is None:
+        quantize.target = ops.quantize_rounded.default
+        quantize.args = (value, *qparams, rounding)
+        return
+    root = work.nodes[match.root]
+    name = work.editor.names.take(f"{match.root}_accumulator_step_")
+    unit = work.editor.read_buffer(quantize, name, steps)
+    quantize.target = ops.requantize.default
+    axis = _channel_axis(work, root)
+    quantize.args = (value, unit, axis, *qparams, config.requantization, rounding)
+
+
+def _channel_axis(work: Conversion, root: fx.Node) -> int:
+    """The axis of output channels, from the end: the last behind a matrix, else before those of space."""
+    if root.op == "call_module":
+        module = get_module(work.module, str(root.target))
+        part = module[0] if isinstance(module, torch.nn.Sequential) else module
+        dims = part.weight.dim()  # type: ignore[operator]
+    else:
+        operator = find(root.target)
+        name = "" if operator is None else operator.name
+        dims = int(name[-2]) + 2 if name.startswith("conv") and name.endswith("d") else 2
+    return -1 if dims == 2 else 1 - int(dims)
