@@ -347,6 +347,8 @@ def _shapes_to_read(cell: Cell) -> list[Sequence[int]]:
     """Of each result, what a layer can read; nothing of integers, and of features that hang on the batch."""
     results = tensors(cell.result())
     larger = tensors(cell.result(cell.shapes[0][0] + 1)) or results
+    if len(larger) != len(results):
+        return [() for _ in results]
     return [
         one.shape
         if one.is_floating_point()
@@ -700,7 +702,9 @@ PAGE = """# Attributes of operators on each target
 
 Written by `tools/attributes_by_target.py`: calls of operators with one value of one attribute, plain or
 beside other values of the rest, between integers. "equal": the exported file gives what the quantized model
-gives, with batches of 3, 17, 2 and 5 in one loaded file. Of 1,876 calls each, the others were not run.
+gives, with batches of 3, 17, 2 and 5 in one loaded file. LiteRT and ONNX: a layer on integers reads the
+result of each call, and a float operator that of another; the other targets: a layer alone. Of 1,876 calls
+each, the others were not run.
 """
 
 

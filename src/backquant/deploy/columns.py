@@ -85,7 +85,7 @@ def _is_column(part: nn.Module) -> bool:
     if type(own) is not Conv2d or own.weight.is_floating_point() or own.weight_scale.dim() > 1:
         return False
     padding: Any = own.padding
-    plain = own.padding_mode == "zeros" and not isinstance(padding, str) and not padding[1]
+    plain = own.padding_mode == "zeros" and not isinstance(padding, str) and not padding[-1]
     return bool(plain and own.kernel_size[0] > 1 and own.kernel_size[1] == 1)
 
 
