@@ -6,7 +6,7 @@ Invariant: a diff is empty exactly when the two descriptions are equal.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -250,8 +250,8 @@ def _text(field: Declared, value: Any, words: Callable[[Any], str]) -> str:
 
 
 def _order_changes(
-    mine: dict[NormalPattern, BackendPatternConfig],
-    theirs: dict[NormalPattern, BackendPatternConfig],
+    mine: Mapping[NormalPattern, BackendPatternConfig],
+    theirs: Mapping[NormalPattern, BackendPatternConfig],
 ) -> Iterator[FieldChange]:
     before = [pattern for pattern in mine if pattern in theirs]
     after = [pattern for pattern in theirs if pattern in mine]

@@ -457,7 +457,8 @@ class _Planning:
         if fit.by_default is None:
             return now, {}
         like_default = is_like_default(self.request.qconfig_mapping, self._own())
-        choices = (rules_between_floats, *self.choices.rules) if like_default else ()
+        choices: tuple[Choice, ...] = (rules_between_floats, *self.choices.rules)
+        choices = choices if like_default else ()
         for choose in (rules_for_places, *choices):
             now = fit.settled(now, choose)
         layers = self.choices.by_sample(fit.draft(now)) if like_default else {}
@@ -466,7 +467,8 @@ class _Planning:
         paths = scaled_by_sample(fit.captured, layers)
         now = fit.first(mapping, now.separate_layers)
         before = partial(rules_before_scaling, layers=layers)
-        for choose in (rules_for_places, before, *choices):
+        again: tuple[Choice, ...] = (rules_for_places, before, *choices)
+        for choose in again:
             now = fit.settled(now, choose)
         return now._replace(notes=(*now.notes, scaled_note(paths))), layers
 

@@ -399,9 +399,10 @@ def recurrent(kernel: nn.Module, module: Any) -> nn.Module | None:
     """What a recurrent layer or cell with this kernel is shown as."""
     if not isinstance(kernel, _RECURRENT):
         return None
-    made: nn.Module = getattr(dynamic, type(module).__name__).from_reference(module)
+    made: Any = getattr(dynamic, type(module).__name__).from_reference(module)
     made.kernel = partial(_recurrent, type(kernel), kernel.config)
-    return made
+    shown: nn.Module = made
+    return shown
 
 
 def _recurrent(kind: Any, config: Any, tensors: Mapping[str, Any]) -> nn.Module:

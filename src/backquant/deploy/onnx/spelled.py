@@ -53,7 +53,7 @@ def spell_for_onnx(program: ExportedProgram) -> None:
             x, axes, *more = node.args if len(node.args) > 1 else (*node.args, [])
             node.args = (x, axes or list(range(x.meta["val"].dim())), *more)
         elif node.target is overload("squeeze", "dim"):
-            if node.meta["val"].dim() == node.args[0].meta["val"].dim():  # type: ignore[union-attr]
+            if node.meta["val"].dim() == node.args[0].meta["val"].dim():
                 node.target, node.args = overload("clone"), node.args[:1]
         elif node.target is overload("aminmax"):
             _one_after_the_other(node)

@@ -196,7 +196,7 @@ class _Recurrent(_Between):
         """The float biases, by name."""
         return {name: self._buffers[name] for name in map(_bias, self.weight_names)}
 
-    def set_weight_bias(self, weight_bias_dict: Mapping[str, Any]) -> None:
+    def set_weight_bias(self, weight_bias_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Take other quantized weights and biases, by name, as PyTorch's modules do."""
         for name in self.weight_names:
             self._take_weight(name, weight_bias_dict[name])
