@@ -23,6 +23,7 @@ def _builder() -> Any:
     spec = importlib.util.spec_from_file_location("native_build", NATIVE / "build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
 

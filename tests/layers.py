@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from backquant.native.check import Case
-from backquant.native.epilogue import Result
-from backquant.native.plan import Shape
+from backquant.native.library import Case
+from backquant.native.plan import Result, Shape
 
 POST_OPS = [("none", (), ""), ("relu", (), ""), ("hardtanh", (0.0, 6.0), ""), ("swish", (), "")]
 POST_OPS += [("gelu", (), "none"), ("gelu", (), "tanh")]

@@ -17,7 +17,7 @@ from backquant.dtypes import QParams
 from backquant.engines import onednn
 from backquant.fuse import plan_fused
 from backquant.graph import capture
-from backquant.graph.requantize import register_quantized_decomposed
+from backquant.graph.dialect_ops import register_quantized_decomposed
 from backquant.lower import Lowered, engine_info, find_engine, lower
 from backquant.nn.intrinsic import FusedModule
 from backquant.nn.quantized.reference import ReferenceModule

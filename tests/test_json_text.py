@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backquant.accuracy.search import times_file
+from backquant.accuracy.search import runners as times_file
 from backquant.json_text import read_json
 
 

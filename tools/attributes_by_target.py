@@ -44,11 +44,11 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 import backquant  # noqa: E402
 from backquant.deploy import find_target  # noqa: E402
-from backquant.deploy.agreement import ExactTarget  # noqa: E402
+from backquant.deploy.run import ExactTarget  # noqa: E402
 from backquant.deploy.session import Loaded, load_exported  # noqa: E402
 from backquant.lower.qdq import is_dequantize, qparams_of  # noqa: E402
 from backquant.operators import Operator, all_operators  # noqa: E402
-from backquant.operators.example import INPUT, SEED, Weight  # noqa: E402
+from backquant.operators.operator import INPUT, SEED, Weight  # noqa: E402
 
 TARGETS = {  # backend and suffix by target
     "onnx": ("onnxruntime", ".onnx"),

@@ -27,10 +27,9 @@ from backquant.backend_config import (
     ObservationType,
 )
 from backquant.conformance.attempt import Setting
-from backquant.conformance.case import FAILURES, Side, Trial, Verdict
 from backquant.conformance.engines import find_conformance_engine
-from backquant.conformance.group import outcomes_of
-from backquant.conformance.run import claims
+from backquant.conformance.results import FAILURES, Side, Trial, Verdict
+from backquant.conformance.run import claims, outcomes_of
 from backquant.dtypes import integer_range
 from backquant.errors import BackquantError
 from backquant.operators import all_operators, entries_of

@@ -21,9 +21,9 @@ from tools.torch_specs import torch_spec
 
 import backquant
 from backquant import BackendConfig
-from backquant.cli.backends import load_backend
+from backquant.cli.models import load_backend
 from backquant.conformance import Conformance
-from backquant.conformance.case import Outcome
+from backquant.conformance.results import Outcome
 from backquant.conformance.run import script
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,8 +10,7 @@ import csv
 import io
 
 from backquant.conformance import Conformance
-from backquant.conformance.case import Verdict
-from backquant.conformance.results import REASONS, Tally, short
+from backquant.conformance.results import REASONS, Tally, Verdict, short
 
 SHOWN = 2  # entries of a reason
 MOST = 2  # reasons below a heading

@@ -22,7 +22,7 @@ from tools.torch_specs import torch_spec
 
 import backquant
 from backquant.conformance import ConformanceVerdict as Verdict
-from backquant.conformance.case import Outcome
+from backquant.conformance.results import Outcome
 
 LINES, PAGE = PAGES / "torch_versions.jsonl", PAGES / "torch_versions.md"
 #: The version of which the other pages are.

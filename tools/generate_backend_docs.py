@@ -22,12 +22,12 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from backquant.artifact.manifest import json_schema as artifact_schema  # noqa: E402
 from backquant.backend_config import get_backend_config, list_backends  # noqa: E402
-from backquant.backend_config.files import json_schema  # noqa: E402
-from backquant.backend_config.tables import (  # noqa: E402
+from backquant.backend_config.derived import (  # noqa: E402
     default_lines,
     slower_lines,
     support_rows,
 )
+from backquant.backend_config.files import json_schema  # noqa: E402
 from backquant.pages.markup import markdown  # noqa: E402
 from backquant.reason_codes import ReasonCode  # noqa: E402
 

@@ -388,7 +388,7 @@ def _executorch(path: Path, made: Quantized) -> Run:
 
 
 def _litert(path: Path, made: Quantized) -> Run:
-    from backquant.deploy.litert.readback import LoadedFile
+    from backquant.deploy.litert.target import LoadedFile
 
     file = LoadedFile(path.read_bytes())
     feed = _feed(list(file.inputs), made)

@@ -38,7 +38,7 @@ class Claims(pytest.Collector):
     """All claims of the description, tried in one run."""
 
     def collect(self) -> list[Any]:
-        from backquant.cli.backends import load_backend
+        from backquant.cli.models import load_backend
         from backquant.conformance import conform
 
         option = self.config.getoption
@@ -74,7 +74,7 @@ class ClaimItem(pytest.Item):
         self.tally = tally
 
     def runtest(self) -> None:
-        from backquant.conformance.case import FAILURES, Verdict
+        from backquant.conformance.results import FAILURES, Verdict
 
         if self.tally.verdict is Verdict.UNTRIED:
             pytest.skip(f"{self.tally.verdict.value}: {self.tally.why}")

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from backquant.errors import ArtifactError, UsageError, did_you_mean, first_line
 from backquant.graph import shallow_copy
-from backquant.graph.dispatch_mode import DispatchMode
+from backquant.graph.interception import DispatchMode
 from backquant.identifiers import wrapper_prefix
 from backquant.json_text import read_json
 from backquant.runtime.heap import give_back

@@ -11,11 +11,11 @@ from tests.snapshots import compare as snapshot
 from torch import nn
 
 import backquant
-from backquant.accuracy.recipes import BUILT_IN, recipe_of, steps
+from backquant.accuracy.recipes import BUILT_IN, recipe_of
+from backquant.accuracy.recipes import recipe as steps
 from backquant.accuracy.recipes.bench import Bench, Losses
-from backquant.accuracy.recipes.draft import Change, Draft
-from backquant.accuracy.recipes.layers import layers_of
-from backquant.accuracy.recipes.steps import STEPS
+from backquant.accuracy.recipes.draft import Change, Draft, layers_of
+from backquant.accuracy.recipes.recipe import STEPS
 from backquant.api.flow import Flow, Options
 from backquant.errors import UsageError
 

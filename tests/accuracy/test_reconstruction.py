@@ -12,10 +12,9 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.recipes.bench import Bench
-from backquant.accuracy.recipes.draft import Draft
-from backquant.accuracy.recipes.layers import layers_of
+from backquant.accuracy.recipes.draft import Draft, layers_of
+from backquant.accuracy.recipes.recipe import _moments, batch_norm
 from backquant.accuracy.recipes.reconstruction import _Sides, blocks, distillation
-from backquant.accuracy.recipes.steps import _moments, batch_norm
 from backquant.api.flow import Flow, Options
 
 

@@ -11,11 +11,10 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.recipes.bench import Bench
-from backquant.accuracy.recipes.channels import Bridge, bridges_of, products_of
 from backquant.accuracy.recipes.draft import Draft
 from backquant.accuracy.recipes.ranges import divergence, entropy_range, percentile_range
-from backquant.accuracy.recipes.rescale import equalized, smoothed
-from backquant.accuracy.recipes.steps import STEPS
+from backquant.accuracy.recipes.recipe import STEPS
+from backquant.accuracy.recipes.rescale import Bridge, bridges_of, equalized, products_of, smoothed
 from backquant.api.flow import Flow, Options
 from backquant.lower.kernels.boundary import multiply
 from backquant.observe.histogram_grid import Spread

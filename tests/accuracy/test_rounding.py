@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.accuracy.grid import Grid, columns, gram, quadratic
-from backquant.accuracy.rounding import adaround, better_rows, clipped, descended, gptq
+from backquant.accuracy.rounding import (
+    Grid,
+    adaround,
+    better_rows,
+    clipped,
+    columns,
+    descended,
+    gptq,
+    gram,
+    quadratic,
+)
 
 GRID = Grid(torch.tensor(0.25), torch.tensor(0.0), -8, 7)
 

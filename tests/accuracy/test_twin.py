@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.accuracy.conftest import Case
 
-from backquant.accuracy.nodes import placeholders
+from backquant.accuracy.reference_run import placeholders
 from backquant.accuracy.twin import Twin, Walk
 
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import quantize, requantize, saturate
 from backquant.lower.kernels.linear_dynamic import DynamicLinear
 from backquant.lower.kernels.norm import Norm
 from backquant.lower.kernels.recurrent import QuantizedCell, QuantizedRecurrent
+from backquant.lower.lowering import is_boundary
 from backquant.lower.qdq import is_quantize
 from backquant.lower.rule import KernelUse
 from backquant.runtime import QuantizedModel

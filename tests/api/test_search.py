@@ -13,7 +13,9 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.search import loop as strategy
-from backquant.accuracy.search import runners, target_runner, trials
+from backquant.accuracy.search import loop as trials
+from backquant.accuracy.search import runners
+from backquant.accuracy.search import runners as target_runner
 from backquant.errors import CalibrationError, UsageError
 
 

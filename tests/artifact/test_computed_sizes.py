@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 import backquant
-from backquant.artifact.bounded_calls import is_size
+from backquant.artifact.operators import is_size
 from backquant.errors import ArtifactError
 
 

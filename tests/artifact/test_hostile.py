@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.artifact.bounded_calls import check_call
 from backquant.artifact.file import manifest_text, packed, read_file
-from backquant.artifact.kernel_tensors import check_tensors
+from backquant.artifact.kernels import check_tensors
+from backquant.artifact.operators import check_call
 from backquant.errors import ArtifactError, InputError
 from backquant.lower.kernels.configured import KernelModule
 from backquant.runtime import QuantizedModel

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backquant.artifact.sizes import check_numbers, check_sizes
+from backquant.artifact.growth import check_numbers, check_sizes
 from backquant.errors import ArtifactError
 
 HONEST: tuple[tuple[str, list[Any], dict[str, Any]], ...] = (

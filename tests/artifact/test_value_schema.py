@@ -10,7 +10,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from backquant.artifact.json_values import Decoder, Encoder
-from backquant.artifact.value_schema import _OBJECTS, Value
+from backquant.artifact.manifest import _OBJECTS, Value
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Value)
 VALUES = [

@@ -20,9 +20,9 @@ from backquant.backend_config import (
     get_backend_config,
     list_backends,
 )
+from backquant.backend_config.derived import default_lines
 from backquant.backend_config.diff import diff
 from backquant.backend_config.leave_float import LeaveFloat
-from backquant.backend_config.tables import default_lines
 
 STATIC = DTypeConfig(torch.quint8, torch.quint8)
 BOUNDED = DTypeConfig(DTypeWithConstraints(torch.quint8, quant_max_upper_bound=127), torch.quint8)

@@ -31,16 +31,15 @@ from backquant.backend_config import (
     Tolerance,
     files,
     kinds,
-    tables,
 )
-from backquant.backend_config import entry_kinds as of_entries
+from backquant.backend_config import derived as tables
+from backquant.backend_config import fusers as of_entries
 from backquant.backend_config.declared import Declared, declared
 from backquant.backend_config.dtypes import TensorDType
 from backquant.errors import SpecError
 from backquant.nn.quantized import reference
 from backquant.pages.html import to_html
-from backquant.pages.markdown import to_markdown
-from backquant.pages.text import render
+from backquant.pages.text import render, to_markdown
 
 MINMAX = QuantDefault("minmax")
 GRAPH = GraphPattern(["x", "by"], {"out": (torch.mul, "x", "by")})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backquant.backend_config import BackendConfig, KnownSlower, files
-from backquant.backend_config.tables import slower_lines
+from backquant.backend_config.derived import slower_lines
 from backquant.errors import SpecError
 
 SMALL = KnownSlower(("lstm",), {"hidden_size": {"max": 63}}, "20 steps", 20.0, 18.0)

@@ -9,7 +9,7 @@ import torch
 
 from backquant import BackendConfig
 from backquant.backend_config import BackendDefaults, LeaveFloat, QuantDefault
-from backquant.backend_config.tables import default_lines
+from backquant.backend_config.derived import default_lines
 from backquant.errors import SpecError
 
 MINMAX = QuantDefault("minmax", dtype=torch.quint8)

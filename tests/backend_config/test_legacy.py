@@ -17,7 +17,7 @@ from backquant.backend_config import (
     get_fuser_method_mapping,
     reverse_sequential_wrapper2,
 )
-from backquant.backend_config.legacy import upgrade
+from backquant.backend_config.pattern_config import upgrade
 from backquant.errors import SpecError
 
 SHARES = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from backquant.backend_config import BackendPatternConfig, GraphPattern, Port
-from backquant.backend_config.ports import NamedNode, NamedNodes, as_getter
+from backquant.backend_config.graph_pattern import NamedNode, NamedNodes, as_getter
 from backquant.errors import SpecError
 
 PATTERN = GraphPattern(

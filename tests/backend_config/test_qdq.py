@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules, files
-from backquant.backend_config.tables import qdq_lines
+from backquant.backend_config.derived import qdq_lines
 from backquant.errors import SpecError
 
 RULES = QDQRules(

@@ -18,15 +18,14 @@ from backquant.backend_config import (
     get_backend_config,
     list_backends,
 )
-from backquant.backend_config.describe import describe_pattern
-from backquant.backend_config.tables import (
+from backquant.backend_config.derived import (
     default_lines,
     document_of,
     support_rows,
 )
+from backquant.backend_config.describe import describe_pattern
 from backquant.pages.html import to_html
-from backquant.pages.markdown import to_markdown
-from backquant.pages.text import render
+from backquant.pages.text import render, to_markdown
 
 WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8)
 PER_TENSOR = DTypeConfig(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backquant.backend_config import BackendConfig
-from backquant.cli.backends import findings, load_backend
+from backquant.cli.models import findings, load_backend
 from backquant.errors import SpecError, UnknownBackendError
 from backquant.lower import engine as engines
 from backquant.lower.engine import MachineFacts
@@ -44,7 +44,7 @@ def test_what_is_said_about_an_engine_that_is_elsewhere(monkeypatch: pytest.Monk
 def test_an_engine_that_does_not_exist_is_an_error(here: Path) -> None:
     BackendConfig("mine").set_engine("x68").save(here / "mine.yaml")
     [finding] = [f for f in findings("mine.yaml") if f.rule == "engine"]
-    assert finding.severity == "error" and "x86" in finding.message
+    assert finding.severity == "error" and "x86" in str(finding.fix)
 
 
 def test_dtypes_that_the_engine_lacks(here: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backquant.cli import engines as remembered
-from backquant.cli.engines import engine_here, engines_here, memory_file
+from backquant.cli import listed as remembered
+from backquant.cli.listed import engine_here, engines_here, memory_file
 from backquant.lower import engine as engines
 from backquant.lower.engine import MachineFacts, engine_info, list_engines
 

@@ -12,9 +12,8 @@ import torch
 import backquant
 from backquant.backend_config import BackendConfig
 from backquant.conformance import ConformanceVerdict as Verdict
-from backquant.conformance.case import Outcome, Side
 from backquant.conformance.engines import Rules, written_for
-from backquant.conformance.results import Tally
+from backquant.conformance.results import Outcome, Side, Tally
 
 NPU = """schema_version: 1
 name: my_npu

@@ -11,13 +11,11 @@ from torch import fx, nn
 import backquant
 from backquant.backend_config import BackendConfig, DTypeConfig, get_backend_config
 from backquant.conformance import ConformanceVerdict as Verdict
-from backquant.conformance.attempt import Setting
-from backquant.conformance.case import Side, Trial
+from backquant.conformance.attempt import Setting, refused_after_calibration
 from backquant.conformance.engine_protocol import NotAskedError
 from backquant.conformance.engines import find_conformance_engine
-from backquant.conformance.group import outcomes_of
-from backquant.conformance.refusals import refused_after_calibration
-from backquant.conformance.run import claims
+from backquant.conformance.results import Side, Trial
+from backquant.conformance.run import claims, outcomes_of
 from backquant.conformance.torch_engines import TorchEngine
 from backquant.conformance.tosa.engine import TosaEngine
 from backquant.errors import EngineError

@@ -95,7 +95,7 @@ class Fragile(Misbehaving):
 
 _ORPHAN = """
 import os, time
-from backquant.conformance.case import Claim, Trial
+from backquant.conformance.results import Claim, Trial
 from backquant.conformance.workers import Pool
 
 def hang(trials, tell):
@@ -273,7 +273,7 @@ def test_what_is_quantized_at_each_call_is_compared_with_what_the_kernel_reads(s
 def test_a_scale_below_its_bound_is_tried_with_that_scale() -> None:
     """The engine is asked past a least scale where values are so small that the scale is less."""
     from backquant.conformance.refused import edges_of
-    from backquant.conformance.variants import asked_for
+    from backquant.conformance.samples import asked_for
 
     configs = backquant.get_backend_config("qnnpack").configs[0].dtype_configs
     bounded = [

@@ -13,11 +13,10 @@ import backquant
 from backquant.conformance import ConformanceVerdict as Verdict
 from backquant.conformance import engines
 from backquant.conformance.attempt import Setting
-from backquant.conformance.case import Trial
 from backquant.conformance.engines import find_conformance_engine
-from backquant.conformance.group import outcomes_of
-from backquant.conformance.run import claimed, claims
-from backquant.conformance.side_by_side import joined_graphs
+from backquant.conformance.results import Trial
+from backquant.conformance.run import claimed, claims, outcomes_of
+from backquant.conformance.target_engines import joined_graphs
 from backquant.errors import BackquantError, EngineError
 
 # a product, what computes values, what is spelled anew for the sake of its kernel, what moves values

@@ -10,10 +10,9 @@ import pytest
 from backquant.backend_config import BackendConfig
 from backquant.conformance import ConformanceVerdict as Verdict
 from backquant.conformance.attempt import Setting
-from backquant.conformance.case import Outcome, Trial
 from backquant.conformance.engines import find_conformance_engine
-from backquant.conformance.group import outcomes_of
-from backquant.conformance.run import claims
+from backquant.conformance.results import Outcome, Trial
+from backquant.conformance.run import claims, outcomes_of
 from backquant.conformance.tosa import engine as tosa
 from tosa_in_numpy import evaluated
 

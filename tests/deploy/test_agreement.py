@@ -13,9 +13,9 @@ from torch import nn
 
 import backquant
 from backquant.deploy import find_target
-from backquant.deploy.agreement import Agreement, check_agreement
 from backquant.deploy.executorch import ExecuTorchTarget
 from backquant.deploy.job_of import job_of, reference_of
+from backquant.deploy.run import Agreement, check_agreement
 
 PATH = Path("model.onnx")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import QDQRules
-from backquant.deploy.columns import lay_columns
+from backquant.deploy.job_of import lay_columns
 from backquant.deploy.portable import portable
 from backquant.lower.qdq import is_dequantize, is_quantize
 

@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import backquant
-from backquant.deploy.decomposed import decomposed_for_runtimes
-from backquant.deploy.program import export_program
+from backquant.deploy.program import decomposed_for_runtimes, export_program
 from backquant.errors import ExportError
 
 WORDS, OFFSETS = torch.tensor([1, 4, 4, 0, 7, 2]), torch.tensor([0, 2, 2, 5])  # the second is empty

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.deploy.examples import (
+from backquant.deploy.session import (
+    load_exported,
     row_major,
     with_twice_on_free_axes,
     with_two_on_free_axes,
 )
-from backquant.deploy.session import load_exported
 
 
 @pytest.mark.parametrize(

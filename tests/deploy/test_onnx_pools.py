@@ -15,7 +15,7 @@ import backquant
 from backquant.deploy.onnx.exporter import exported_to_onnx
 from backquant.deploy.onnx.translate import translations
 from backquant.graph import register_quantized_decomposed
-from backquant.graph.quiet import quiet
+from backquant.graph.silence import quiet
 
 SIZES = {1: (11,), 2: (11, 14), 3: (6, 7, 8)}
 CASES = [

@@ -17,7 +17,7 @@ from torch import nn
 
 import backquant
 from backquant.deploy import Exported
-from backquant.deploy.onnx.provenance import origin_of
+from backquant.deploy.onnx.exporter import origin_of
 from backquant.observe import PerChannelMinMaxObserver, PlaceholderObserver
 from backquant.qconfig import QConfig, QConfigMapping, per_channel_dynamic_qconfig
 from backquant.runtime import QuantizedModel

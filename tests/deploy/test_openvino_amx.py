@@ -10,7 +10,7 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.deploy.exported import TargetKernel
 from backquant.deploy.job import ExportJob
-from backquant.deploy.openvino import amx
+from backquant.deploy.openvino import workarounds as amx
 from backquant.errors import ExportError
 from backquant.match.plan import Plan
 

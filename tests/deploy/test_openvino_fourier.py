@@ -12,7 +12,7 @@ import torch
 from torch import fft, nn
 
 import backquant
-from backquant.deploy.openvino.fourier import plain_transforms
+from backquant.deploy.openvino.workarounds import plain_transforms
 
 
 class Behind(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.deploy.openvino.norms import keep_scales_before_norms
+from backquant.deploy.openvino.workarounds import keep_scales_before_norms
 
 
 class Normed(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import backquant
-from backquant.deploy.openvino.readback import Origins, _attention_on_integers
+from backquant.deploy.openvino.session import Origins, _attention_on_integers
 
 
 def exported(model: nn.Module, x: Any, path: Path, mapping: Any = None) -> backquant.Exported:

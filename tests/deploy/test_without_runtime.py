@@ -20,8 +20,8 @@ import backquant
 import snapshots
 from backquant.backend_config import BackendConfig
 from backquant.deploy import qdq_onnx
-from backquant.deploy.between_nodes import Computed, Read, written_operators
 from backquant.deploy.job import ExpectedOperator, ExportJob
+from backquant.deploy.portable import Computed, Read, written_operators
 from backquant.errors import BackquantError
 from backquant.match.plan import Plan
 from backquant.nn.quantized.reference import Linear as ReferenceLinear

@@ -12,7 +12,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import BackendConfig
-from backquant.cli.backends import findings
+from backquant.cli.models import findings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,9 +9,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from backquant.dtypes.arithmetic import Rounding
-from backquant.dtypes.requantization import (
+from backquant.dtypes.arithmetic import (
     Requantization,
+    Rounding,
     divide_by_power,
     high_multiply,
     quantize_multiplier,

@@ -8,9 +8,8 @@ import torch
 
 from backquant.errors import EngineError
 from backquant.lower.engine import engine_info
-from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.prepared import engine_for, engine_for_line
-from backquant.lower.machine import MachineFacts, machine_facts
+from backquant.lower.machine import EngineInfo, MachineFacts, machine_facts
 
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 

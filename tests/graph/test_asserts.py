@@ -14,7 +14,7 @@ from torch import nn
 
 import backquant
 from backquant.graph import capture
-from backquant.graph.asserts import asserted, passing_asserts
+from backquant.graph.fixed_data import asserted, passing_asserts
 
 NEGATIVE = -torch.ones(2)
 

@@ -19,9 +19,10 @@ from backquant.convert.state import Conversion
 from backquant.errors import PassError
 from backquant.fuse import apply
 from backquant.graph import Breach, contract, register_quantized_decomposed, run_pass
-from backquant.lower import KernelUse, boundaries, engine_info, lower
-from backquant.lower.float_fallback import FloatFallback
+from backquant.lower import KernelUse, engine_info, lower
+from backquant.lower import lowering as boundaries
 from backquant.lower.fuse_followers import fuse_followers
+from backquant.lower.lowering import FloatFallback
 from backquant.prepare import PreparedModule, insert, insert_observers, prepared_state
 from backquant.qconfig import PrepareCustomConfig, get_default_qconfig_mapping
 

@@ -11,12 +11,12 @@ from torch import fx, nn
 
 import backquant
 from backquant.graph import capture
-from backquant.graph.custom_gradients import (
+from backquant.graph.modes import (
     CustomGradient,
+    capture_for_training,
     inline_custom_gradients,
     kept_custom_gradients,
 )
-from backquant.graph.modes import capture_for_training
 
 
 class Rounded(torch.autograd.Function):

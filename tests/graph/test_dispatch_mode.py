@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from backquant.graph.dispatch_mode import DispatchMode
+from backquant.graph.interception import DispatchMode
 from fresh import failures
 
 

@@ -8,7 +8,7 @@ from collections import namedtuple
 
 import torch
 
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 
 
 def made(*inputs: object) -> tuple[object, ...]:

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from backquant.graph.costs import MultiplyAdds
-from backquant.graph.multiply_adds import FORMULAS, has_no_formula
+from backquant.graph.costs import FORMULAS, MultiplyAdds, has_no_formula
 
 X = torch.randn(2, 5, 8)
 PROJECTIONS = 4 * 2 * 5 * 8 * 8

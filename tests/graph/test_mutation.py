@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from backquant.graph.mutation import changes_argument, is_view
+from backquant.graph.in_place import changes_argument, is_view
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from backquant.graph.plain_names import with_plain_names
+from backquant.graph.clone import with_plain_names
 from backquant.identifiers import is_identifier
 
 ODD = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from backquant.graph.plain_outputs import with_plain_outputs
+from backquant.graph.plain_arguments import with_plain_outputs
 
 
 class Pair(NamedTuple):

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from backquant.graph.quiet import quiet
-from backquant.graph.silence import without_log_records, without_warnings
+from backquant.graph.silence import quiet, without_log_records, without_warnings
 
 
 def in_a_thread(function: Callable[[], object]) -> None:

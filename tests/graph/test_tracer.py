@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import backquant
-from backquant.graph.user_code import is_users, user_line
+from backquant.graph.interception import is_users, user_line
 
 PACKAGES = Path(torch.__file__).parents[1]
 

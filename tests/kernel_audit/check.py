@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Tracer
 
-from backquant.graph.requantize import register_quantized_decomposed
+from backquant.graph.dialect_ops import register_quantized_decomposed
 from backquant.lower import engine_info, find_engine, lower
 from backquant.lower.kernels import views
 from backquant.lower.qdq import dequantize_target, quantize_target

@@ -5,8 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.lower import engine_info
-from backquant.lower.chain import index_rules, site_of, steps_of
-from backquant.lower.rule import LowerRule
+from backquant.lower.rule import LowerRule, index_rules, site_of, steps_of
 from backquant.nn import intrinsic
 from backquant.nn.quantized import reference as nnqr
 
@@ -97,4 +96,4 @@ def test_the_quantize_node_counts_only_if_it_is_the_only_reader(tools):
 
 def test_longer_patterns_come_first_then_the_order_of_the_table():
     one, two, three = _rule((F.relu,)), _rule((F.relu,)), _rule((F.relu,), (F.relu,))
-    assert index_rules([one, two, three])[F.relu] == [three, one, two]
+    assert index_rules((one, two, three))[F.relu] == [three, one, two]

@@ -7,8 +7,8 @@ import operator
 import pytest
 import torch
 
-from backquant.graph.requantize import register_quantized_decomposed
-from backquant.lower.dynamic import (
+from backquant.graph.dialect_ops import register_quantized_decomposed
+from backquant.lower.qdq import (
     DynamicInput,
     dynamic_input,
     is_dynamic_boundary,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.lower import fuse_attention as fused
+from backquant.lower import fuse_followers as fused
 from backquant.lower.kernels.boundary import quantize
 
 HEADS, DEEP, ROWS = 2, 8, 6

@@ -9,8 +9,8 @@ from torch import nn
 from backquant.errors import ConfigError
 from backquant.graph import GraphIndex, capture
 from backquant.match import CustomMatching, MatchKind
-from backquant.match.custom import requested_kind
 from backquant.match.plan import TensorRequest
+from backquant.match.roles import requested_kind
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping, QuantType
 
 

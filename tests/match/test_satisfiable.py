@@ -13,7 +13,7 @@ from backquant.backend_config import (
     DTypeWithConstraints,
     get_backend_config,
 )
-from backquant.cli.backends import findings
+from backquant.cli.models import findings
 from backquant.match.satisfiable import unsatisfiable
 
 

@@ -9,8 +9,8 @@ from backquant.backend_config import (
     DTypeConfig,
     get_backend_config,
 )
-from backquant.match.qconfig_reader import QConfigReader
-from backquant.match.suggestions import Suggestions
+from backquant.match.fixes import Suggestions
+from backquant.match.rules import QConfigReader
 from backquant.match.verdict import Judge, Roles
 
 WEIGHTED, PLAIN = Roles(True, True, False), Roles(True, False, False)

@@ -14,7 +14,7 @@ from backquant.backend_config import (
     DTypeWithConstraints,
     ObservationType,
 )
-from backquant.cli.backends import findings
+from backquant.cli.models import findings
 from backquant.match.satisfiable import unsatisfiable
 
 INT8, SHARE = torch.qint8, ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT

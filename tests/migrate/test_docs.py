@@ -15,7 +15,7 @@ import torch
 
 from backquant.ao.left_out import GROUPS
 from backquant.migrate import migrate_source
-from backquant.migrate.mirror_names import HOLDING
+from backquant.migrate.source import HOLDING
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 

@@ -7,7 +7,7 @@ import importlib
 import torch.ao.quantization as tq
 
 from backquant.ao.left_out import GROUPS
-from backquant.migrate.mirror_names import HOLDING, canonical, left_to_person, mirrored
+from backquant.migrate.source import HOLDING, canonical, left_to_person, mirrored
 
 
 def test_every_public_name_of_pytorch_is_mirrored_or_left_to_a_person() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backquant.errors import UsageError
-from backquant.migrate.sources import find_files, read_text, write_text
+from backquant.migrate.run import find_files, read_text, write_text
 
 
 def tree(base: Path, *names: str) -> None:

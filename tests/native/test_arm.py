@@ -11,19 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import emulated
-from backquant.native.build import build, sources_digest
-from backquant.native.check import (
+from backquant.native.build import INSTRUCTION_SETS, build, sources_digest
+from backquant.native.library import (
     Case,
     PlainWeights,
     attention_result,
     cases,
     computed,
     image_results,
+    layout,
 )
-from backquant.native.epilogue import Result
-from backquant.native.instructions import INSTRUCTION_SETS
-from backquant.native.library import layout
-from backquant.native.plan import Shape, magic, plan
+from backquant.native.plan import Result, Shape, magic, plan
 from layers import layers
 
 pytestmark = pytest.mark.usefixtures("native_library")

@@ -13,8 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 from backquant.native import build
-from backquant.native.build import NEEDED, chosen_sets, sources_digest
-from backquant.native.instructions import INSTRUCTION_SETS, usable
+from backquant.native.build import INSTRUCTION_SETS, NEEDED, chosen_sets, sources_digest, usable
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = "src/backquant/native"

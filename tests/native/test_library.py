@@ -12,8 +12,7 @@ import pytest
 
 from backquant.errors import EngineError
 from backquant.native import library
-from backquant.native.build import FILES, _main, build, is_whole, sources_digest
-from backquant.native.instructions import usable
+from backquant.native.build import FILES, _main, build, is_whole, sources_digest, usable
 
 NONE_INSTALLED = """
 from pathlib import Path
@@ -86,8 +85,8 @@ def test_the_same_bytes_twice(built_kernels: Path, tmp_path: Path) -> None:
 
 def test_kernels_that_compute_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_found", [])
-    monkeypatch.setattr("backquant.native.check._X", (0.02, 118))
-    monkeypatch.setattr("backquant.native.check._finished", lambda value, result: value + 1)
+    monkeypatch.setattr("backquant.native.library._X", (0.02, 118))
+    monkeypatch.setattr("backquant.native.library._finished", lambda value, result: value + 1)
     assert "is wrong on this CPU" in library.missing()
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from backquant.observe import HistogramObserver, histogram_grid, histogram_sample
+from backquant.observe import HistogramObserver, histogram_grid
+from backquant.observe import histogram as histogram_sample
 from backquant.observe.histogram_grid import Counted
 
 pytestmark = pytest.mark.usefixtures("native_library")

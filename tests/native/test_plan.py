@@ -7,10 +7,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backquant.native.check import Case, computed, image_results
-from backquant.native.epilogue import Result
-from backquant.native.library import layout
-from backquant.native.plan import Shape
+from backquant.native.library import Case, computed, image_results, layout
+from backquant.native.plan import Result, Shape
 from layers import layers
 
 pytestmark = pytest.mark.usefixtures("native_library")
@@ -79,7 +77,7 @@ def test_what_is_no_plan_is_refused() -> None:
     ],
 )
 def test_what_a_layer_does_not_take_is_refused(x: torch.Tensor) -> None:
-    from backquant.native.check import PlainWeights
+    from backquant.native.library import PlainWeights
     from backquant.native.plan import plan
 
     weight = torch.ones(8, 20, 1, 1, dtype=torch.int8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backquant.observe import HistogramObserver, MinMaxObserver
-from backquant.observe.histogram_sample import EVERY_VALUE, TAIL, sample_values
+from backquant.observe.histogram import EVERY_VALUE, TAIL, sample_values
 
 SIZES = [4097, 5000, 65_536, 100_352, 262_145]
 

@@ -13,7 +13,7 @@ from backquant.observe import (
     PerChannelMinMaxObserver,
     PlaceholderObserver,
 )
-from backquant.observe.qparams import measure
+from backquant.observe.protocol import measure
 
 
 def test_per_tensor():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from backquant.errors import CalibrationError, ConfigError
-from backquant.observe.ranges import channel_range, check_channels, finite_range
+from backquant.observe.minmax import channel_range, check_channels, finite_range
 
 
 def test_finite_values_alone_count() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backquant.observe import FakeQuantize, FusedMovingAvgObsFakeQuantize
 from backquant.observe import MovingAveragePerChannelMinMaxObserver as PerChannel
-from backquant.observe.rounding import channel_ends, is_plain, rounded
+from backquant.observe.fake_quantize import channel_ends, is_plain, rounded
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,

@@ -13,7 +13,7 @@ from backquant.observe import (
     MovingAveragePerChannelMinMaxObserver,
     PerChannelMinMaxObserver,
 )
-from backquant.observe.qparams import with_shape
+from backquant.observe.protocol import with_shape
 
 
 def _stored(module):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from backquant.observe import MinMaxObserver, PerChannelMinMaxObserver
-from backquant.observe.qparams import qparam_dict
-from backquant.observe.weights_together import weights_together
+from backquant.observe.protocol import qparam_dict
+from backquant.observe.together import weights_together
 
 SYMMETRIC = {"dtype": torch.qint8, "qscheme": torch.per_channel_symmetric}
 

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from backquant.operators.aten import AtenSpeller
-from backquant.operators.example import INPUT, Weight
 from backquant.operators.index import all_operators
-from backquant.operators.operator import Operator
+from backquant.operators.operator import INPUT, Operator, Weight
 
 #: computed by what ``composed`` makes of it, or only in graphs of one backend's entries
 WITHOUT_CALL = {"convolution", "max_pool2d_with_indices", "contiguous_strides"}

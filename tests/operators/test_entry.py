@@ -5,7 +5,6 @@ from torch import nn
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
 from backquant.operators import (
-    catalog,
     conv,
     conv_add,
     elementwise,
@@ -17,6 +16,7 @@ from backquant.operators import (
     recurrent,
     shape,
 )
+from backquant.operators import equivalents as catalog
 from backquant.operators.entry import admit, functional, fusion, observed, sharing, swapped
 
 INT8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)

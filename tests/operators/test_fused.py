@@ -14,7 +14,7 @@ import backquant
 import snapshots
 from backquant.errors import SpecError
 from backquant.nn.quantized import reference
-from backquant.operators.fused import fused_entries
+from backquant.operators.described import fused_entries
 
 SPEC = """
 schema_version: 1

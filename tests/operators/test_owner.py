@@ -16,13 +16,12 @@ import backquant
 SOURCE = Path(backquant.__file__).parent
 #: Files that name overloads, and why. This list may only shrink.
 ALLOWED = {
-    "graph/einsum.py": "graph stands below operators: the equation that it writes as a product",
     "graph/export/lift.py": "graph stands below operators: makes memory, reads sizes and rows",
-    "graph/export/recurrent_shapes.py": "graph stands below operators: what recurrent modules call",
+    "graph/export/opaque.py": "graph stands below operators: what recurrent modules call",
     "graph/export/tidy.py": "what export adds: copies, casts, views that are written to",
     "graph/grouped.py": "graph stands below operators: the products that it writes as one linear layer",
-    "graph/multiply_adds.py": "torch's flop registry goes by packets, below any spelling",
-    "graph/unwritten.py": "graph stands below operators: memory without values, which no model computes",
+    "graph/costs.py": "torch's flop registry goes by packets, below any spelling",
+    "graph/normal_form.py": "graph stands below operators: equations as products, memory without values",
     "lower/kernels/lowbit.py": "the kernel that runs: PyTorch's products with packed weights",
     "lower/kernels/pooling.py": "the kernel that runs: PyTorch's pooling of quantized volumes",
     "lower/kernels/views.py": "what gives a tensor the memory of another one",

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from applied import Applied, Function
-from backquant.operators.windows import cut_windows
+from backquant.operators.aten import cut_windows
 
 POOLS: dict[str, Function] = {
     "mean-of-all": lambda x: F.avg_pool2d(x, 2560, ceil_mode=True),

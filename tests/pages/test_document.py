@@ -25,9 +25,8 @@ from backquant.pages import (
     Terms,
 )
 from backquant.pages.html import to_html
-from backquant.pages.markdown import to_markdown
 from backquant.pages.markup import tag
-from backquant.pages.text import render
+from backquant.pages.text import render, to_markdown
 
 ROWS = [
     Row((Cell("fc", node="fc", heat=0.5), "nn.Linear\nF.linear", Cell("3", share=0.3), ""), "fc"),

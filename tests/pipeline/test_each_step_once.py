@@ -22,7 +22,7 @@ STEPS = {
     ("graph/costs.py", "costs_and_outputs"),
     ("match/decide.py", "make_plan"),
     ("match/fusion.py", "plan_fusion"),
-    ("match/recheck.py", "recheck"),
+    ("match/scale_rules.py", "recheck"),
     ("prepare/insert.py", "insert_observers"),
     ("calibrate/measure.py", "measure"),
     ("convert/reference.py", "convert_to_reference"),

@@ -14,7 +14,7 @@ from torch import fx, nn
 import backquant
 from backquant.errors import CaptureError
 from backquant.graph import capture
-from backquant.graph.example_call import ExampleCall
+from backquant.graph.state import ExampleCall
 from backquant.pipeline.faithful import agrees
 
 Between = Callable[[torch.Tensor], torch.Tensor]

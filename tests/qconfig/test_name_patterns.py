@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backquant import QConfigMapping
 from backquant.errors import ConfigError
-from backquant.qconfig.name_patterns import NamePattern
+from backquant.qconfig.mapping import NamePattern
 
 PIECES = st.sampled_from(
     [

@@ -7,7 +7,8 @@ import pytest
 import torch.ao.quantization as ao
 
 import backquant.qconfig
-from backquant.qconfig import QConfig, named
+from backquant.qconfig import QConfig
+from backquant.qconfig import build as named
 
 
 @pytest.mark.parametrize("name", named.__all__)

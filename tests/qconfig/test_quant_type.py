@@ -6,7 +6,7 @@ from torch.ao.quantization.quant_type import _get_quant_type_to_str
 
 from backquant.errors import ConfigError
 from backquant.qconfig import QuantType
-from backquant.qconfig.quant_type import quant_type_from_str
+from backquant.qconfig.qconfig import quant_type_from_str
 
 
 def test_kinds_numbers_and_keys_equal_the_oracles() -> None:

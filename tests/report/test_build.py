@@ -12,8 +12,8 @@ import backquant
 from backquant.match import Plan
 from backquant.prepare import Record
 from backquant.report.build import ReportSource, build_report
-from backquant.report.graph import ReportedGraph, measured_row
 from backquant.report.model import Report, Row
+from backquant.report.rows import ReportedGraph, measured_row
 
 
 class Net(nn.Module):

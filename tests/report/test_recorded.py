@@ -24,8 +24,7 @@ from torch.nn import functional as F
 import backquant as bq
 from backquant.errors import CoverageError
 from backquant.graph.costs import graph_costs, total_of
-from backquant.report.model import Report
-from backquant.report.requirements import check_requirement
+from backquant.report.model import Report, check_requirement
 
 
 class Net(nn.Module):

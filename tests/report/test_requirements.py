@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from backquant.errors import CoverageError, UsageError
-from backquant.report.model import ReasonRow, Report, Row
-from backquant.report.requirements import check_requirement, given_requirement
+from backquant.report.model import ReasonRow, Report, Row, check_requirement, given_requirement
 
 WHY = ReasonRow("range", "int16", "int8", "the_fix()")
 REPORT = Report(

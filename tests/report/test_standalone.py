@@ -4,8 +4,8 @@ import torch
 
 from backquant.lower import KernelUse
 from backquant.match.plan import Reason
+from backquant.report.build import standalone_kernels, standalone_reasons, standalone_rows
 from backquant.report.model import Report, Row
-from backquant.report.standalone import standalone_kernels, standalone_reasons, standalone_rows
 
 
 def test_records_of_one_part() -> None:

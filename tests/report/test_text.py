@@ -9,8 +9,8 @@ from rich.text import Text
 
 from backquant.figures import Figures
 from backquant.pages.text import render
+from backquant.report.document import headline, human_bytes, shortfall
 from backquant.report.model import ObserverRow, ReasonRow, Report, Row
-from backquant.report.words import headline, human_bytes, shortfall
 
 INT8 = "input quint8, output quint8, weight qint8, bias float32"
 WHY = ReasonRow(

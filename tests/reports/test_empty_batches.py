@@ -14,7 +14,7 @@ from torch import nn
 import backquant
 from backquant import QConfigMapping
 from backquant.api.fx import convert_fx, convert_to_reference_fx, prepare_fx
-from backquant.qconfig import named
+from backquant.qconfig import build as named
 
 EXAMPLE = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
 EMPTY = EXAMPLE[:0]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from backquant.errors import ArtifactError, EngineError, InputError
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 from backquant.runtime.unlowered import failed_call
 
 ERROR = RuntimeError("mat1 and mat2 shapes cannot be multiplied\nmore")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.speed import race as races
-from backquant.speed.race import Race, race
+from backquant.speed import against_float as races
+from backquant.speed.against_float import Race, race
 
 
 def test_what_one_fast_call_says_decides_nothing() -> None:

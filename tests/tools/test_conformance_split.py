@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from backquant.conformance import Conformance
-from backquant.conformance.case import Verdict
-from backquant.conformance.results import Tally
+from backquant.conformance.results import Tally, Verdict
 from tools import conformance_split
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from benchmarks.roofline import Limits, RoofRow, Work, measured_limits, work_of
 from torch import nn
 
 import backquant
-from backquant.native.epilogue import has_kernels
+from backquant.native.plan import has_kernels
 
 
 def test_multiply_adds_and_bytes_of_layers_with_weights() -> None:

@@ -7,11 +7,9 @@ import torch
 from tools.tosa.agreement import calls_of
 from tools.tosa.cases import CASES
 
-from backquant.conformance.tosa.graph import Graph
-from backquant.conformance.tosa.moves import multiplier_and_shift
-from backquant.conformance.tosa.translate import in_our_order, translated
-from backquant.conformance.tosa.windows import windowed
-from backquant.dtypes.requantization import quantize_multiplier
+from backquant.conformance.tosa.moves import Graph, multiplier_and_shift
+from backquant.conformance.tosa.translate import in_our_order, translated, windowed
+from backquant.dtypes.arithmetic import quantize_multiplier
 
 
 def test_a_scale_is_written_as_the_reference_multiplies() -> None:

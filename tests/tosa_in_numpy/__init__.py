@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from backquant.conformance.tosa.graph import Array, Graph
+from backquant.conformance.tosa.moves import Array, Graph
 
 
 def evaluated(graph: Graph, output: str) -> Array:

@@ -22,7 +22,7 @@ import backquant
 from backquant import files
 from backquant.cli import main
 from backquant.deploy import run
-from backquant.deploy.output_files import check_place, staged
+from backquant.deploy.target import check_place, staged
 from backquant.errors import ArtifactError, ExportError
 from backquant.files import replace_file, workspace
 

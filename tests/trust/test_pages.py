@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from backquant.accuracy.comparison import Comparison, OperatorError
 from backquant.backend_config import BackendConfig
-from backquant.backend_config.tables import document_of
-from backquant.conformance.case import Verdict
-from backquant.conformance.results import Conformance, Tally
+from backquant.backend_config.derived import document_of
+from backquant.conformance.results import Conformance, Tally, Verdict
 from backquant.errors import printable
 from backquant.pages.html import to_html
 from backquant.pages.markup import Assets, Element, page, tag

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.cli.backends import findings
+from backquant.cli.models import findings
 from backquant.report.recorded import report_of
 
 HEAD = "schema_version: 1\nname: chip\n"

@@ -28,8 +28,7 @@ from backquant import (
     get_default_qconfig_mapping,
     prepare_fx,
 )
-from backquant.conformance.tosa.graph import TosaError, run
-from backquant.conformance.tosa.moves import NoTosaError
+from backquant.conformance.tosa.moves import NoTosaError, TosaError, run
 from backquant.conformance.tosa.translate import in_our_order, translated
 from backquant.lower.kernels.integer.result import IntegerKernel
 

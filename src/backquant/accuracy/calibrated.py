@@ -11,10 +11,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from backquant.accuracy.biases.corrected import Corrected, corrected_biases
-from backquant.accuracy.biases.cut_rows import CutRows, cut_rows
-from backquant.accuracy.biases.layer_statistics import Watched
-from backquant.accuracy.biases.layers import set_biases
+from backquant.accuracy.biases.corrected import Corrected, CutRows, corrected_biases, cut_rows
+from backquant.accuracy.biases.layers import Watched, set_biases
 from backquant.accuracy.figures import decibel_text
 from backquant.accuracy.recipes import Recipe, followed
 from backquant.accuracy.recipes.draft import Change, Draft

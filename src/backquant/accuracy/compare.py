@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from backquant.accuracy.comparison import Comparison, OperatorError, OutputError
 from backquant.accuracy.figures import ErrorSums, Histogram
-from backquant.accuracy.nodes import last_uses, placeholders, run_node
+from backquant.accuracy.reference_run import last_uses, placeholders, run_node
 from backquant.calibrate import Progress
 from backquant.calibrate.batches import count_of
 from backquant.dtypes import QParams, TensorQParams, quantize_tensor

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
+
+from backquant.errors import BackquantError, UsageError, first_line
+from backquant.graph.interception import user_line
 
 #: Of the histograms that a report draws.
 BINS = 64
@@ -202,6 +206,7 @@ def decibel_text(value: float) -> str:
 
 
 _BEST, _WORST = 50.0, 10.0  # dB: from no colour to the full one
+
 #: What the colours of ``heat`` mean.
 SCALE = "none at 50 dB and more, full at 10 dB and less"
 
@@ -222,3 +227,60 @@ def batch_count(count: int) -> str:
     ('1 batch', '2 batches')
     """
     return f"{count} batch" + ("" if count == 1 else "es")
+
+
+# The user's own figure of a model.
+
+Metric = Callable[[nn.Module], float]
+_FIX = "metric=lambda model: accuracy(model, loader)   # a number that is finite"
+_WORST_VALUE = (
+    "a metric that is finite for any model: the worst value where nothing can be measured"
+)
+
+
+def measured_metric(metric: Metric, model: nn.Module, which: str) -> float:
+    """What ``metric`` says of ``model``. Raises ``UsageError`` where it raises, or gives no finite number.
+
+    >>> measured_metric(lambda model: model.p, nn.Dropout(0.25), "the float model")
+    0.25
+    """
+    where = f"metric={getattr(metric, '__name__', metric)!s}, on {which}"
+    try:
+        with torch.no_grad():
+            given = metric(model)
+    except BackquantError:
+        raise
+    except Exception as error:
+        what = f"the metric raised {type(error).__name__}: {first_line(error)}"
+        line = user_line(error)
+        place = f"{where}, {line}" if line else where
+        raise UsageError(what, where=place, fix=_FIX) from error
+    value = _number(given)
+    if value is None:
+        what = f"the metric gave {_shown(given)}, which is no number"
+        raise UsageError(what, where=where, fix=_FIX)
+    if not math.isfinite(value):
+        raise UsageError(f"the metric is {value}", where=where, fix=_WORST_VALUE)
+    return value
+
+
+def _number(given: Any) -> float | None:
+    """A number, or a tensor or array that holds one; ``None`` for anything else.
+
+    >>> _number(torch.tensor([2])), _number("2"), _number(None)
+    (2.0, None, None)
+    """
+    if isinstance(given, str | bytes):
+        return None
+    try:
+        return float(given)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _shown(given: Any) -> str:
+    if given is None:
+        return "None (a function without return?)"
+    if isinstance(given, torch.Tensor):
+        return f"a tensor of {given.numel()} values"
+    return f"a {type(given).__name__}"

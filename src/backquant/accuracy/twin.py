@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from backquant.accuracy.nodes import last_uses, placeholders, run_node
+from backquant.accuracy.reference_run import last_uses, placeholders, run_node
 from backquant.calibrate.feed import measured_inputs
 from backquant.convert import reference_state
 from backquant.match.plan import MatchKind

@@ -1,7 +1,7 @@
 """The names of this room, and the modules that have them: read by type checkers and by ``__init__.py``."""
 
-from backquant.accuracy.search.budget import Budget as Budget
 from backquant.accuracy.search.result import SearchResult as SearchResult
+from backquant.accuracy.search.runners import Budget as Budget
 from backquant.api.accuracy import compare as compare
 from backquant.api.accuracy import search as search
 from backquant.api.accuracy import sensitivity as sensitivity

@@ -15,23 +15,28 @@ import torch.distributed as dist
 from backquant.accuracy.calibrated import Calibrated
 from backquant.accuracy.compare import compared
 from backquant.accuracy.comparison import Comparison
-from backquant.accuracy.metric import Metric, measured_metric
-from backquant.accuracy.search.budget import Budget
+from backquant.accuracy.figures import Metric, measured_metric
+from backquant.accuracy.search.loop import Bench
 from backquant.accuracy.search.programme import check_installed
 from backquant.accuracy.search.result import (
     SearchResult,
 )
-from backquant.accuracy.search.runners import EngineRunner, ReferenceRunner, Runner
-from backquant.accuracy.search.target_runner import TargetRunner
-from backquant.accuracy.search.times_file import TimesFile, usual_folder
-from backquant.accuracy.search.trials import Bench
+from backquant.accuracy.search.runners import (
+    Budget,
+    EngineRunner,
+    ReferenceRunner,
+    Runner,
+    TargetRunner,
+    TimesFile,
+    usual_folder,
+)
 from backquant.accuracy.search.work import Work
 from backquant.accuracy.sensitivity import Sensitivity, sensitivities
 from backquant.accuracy.twin import Twin
 from backquant.api.arguments import Model, opened_model, plain_model
 from backquant.api.exporting import export
 from backquant.api.flow import Flow, Options
-from backquant.backend_config.registry import Backend
+from backquant.backend_config.config import Backend
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.batches import check_set, check_some, first_batch, inputs_of, kept_set
 from backquant.calibrate.group import held_by_all, sharing

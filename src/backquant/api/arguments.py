@@ -14,13 +14,13 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from backquant.backend_config import BackendConfig, get_native_backend_config
+from backquant.backend_config.config import Backend, resolve_backend
 from backquant.backend_config.installed import is_spec_file
-from backquant.backend_config.registry import Backend, resolve_backend
 from backquant.backend_config.validate import Finding, Severity
 from backquant.convert import ConvertRequest, ReferenceModel
 from backquant.errors import CaptureError, ConfigError, EngineError, SpecError, UsageError
+from backquant.graph.clone import with_plain_names
 from backquant.graph.export import ExportedModel, load_exported
-from backquant.graph.plain_names import with_plain_names
 from backquant.identifiers import identifiers
 from backquant.lower.engine import engine_info, list_engines
 from backquant.match import CustomMatching

@@ -21,16 +21,19 @@ from backquant.backend_config import get_backend_config
 from backquant.calibrate.feed import ProgressBar
 from backquant.deploy.checkpoints.formats import FORMATS, find_format
 from backquant.deploy.checkpoints.gguf import write_gguf
-from backquant.deploy.checkpoints.hub_folder import HubFolder
 from backquant.deploy.checkpoints.layer import Activation, Scheme, layer_of, quantized_layers
-from backquant.deploy.checkpoints.of_model import contents_of
-from backquant.deploy.checkpoints.read import QuantizedCheckpoint, open_checkpoint
+from backquant.deploy.checkpoints.read import HubFolder, QuantizedCheckpoint, open_checkpoint
 from backquant.deploy.checkpoints.target import SOURCE, CheckpointTarget
-from backquant.deploy.checkpoints.write import Contents, Source, check_folder, write_checkpoint
+from backquant.deploy.checkpoints.write import (
+    Contents,
+    Source,
+    check_folder,
+    contents_of,
+    write_checkpoint,
+)
 from backquant.deploy.exported import Exported
 from backquant.deploy.job_of import Reference, reference_of
-from backquant.deploy.output_files import check_place
-from backquant.deploy.target import check_installed, find_target, target_named
+from backquant.deploy.target import check_installed, check_place, find_target, target_named
 from backquant.errors import CoverageError, UsageError
 from backquant.pipeline.checkpoint_layers import (
     FLOAT_OUTPUT,

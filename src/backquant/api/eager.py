@@ -14,7 +14,7 @@ from backquant.errors import UsageError
 from backquant.fuse.by_name import Fuse, Names, fused_by_name, fuser_of_backend
 from backquant.pipeline.eager import kernels_alone, requested_by_path, with_kernels
 from backquant.qconfig import QConfig
-from backquant.report.skipped import warn_of_skipped
+from backquant.report.model import warn_of_skipped
 
 
 def fuse_modules(

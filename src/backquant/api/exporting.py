@@ -35,14 +35,14 @@ from backquant.deploy.job_of import (
     lowered_error,
     reference_of,
 )
-from backquant.deploy.output_files import check_place
+from backquant.deploy.target import check_place
 from backquant.errors import UsageError
 from backquant.graph import as_arguments
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.plan import evaluation_copy, planned
 from backquant.prepare import Request
 from backquant.qconfig import get_default_qconfig_mapping
-from backquant.report.requirements import given_requirement
+from backquant.report.model import given_requirement
 
 
 def export(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from backquant.accuracy.biases.layer_statistics import Watched, calibration_with_statistics
+from backquant.accuracy.biases.layers import Watched, calibration_with_statistics
 from backquant.accuracy.calibrated import Calibrated
 from backquant.accuracy.recipes import Recipe, recipe_of
 from backquant.api.arguments import (
@@ -26,7 +26,7 @@ from backquant.api.arguments import (
 )
 from backquant.api.outcome import Metric, with_outcome
 from backquant.backend_config import BackendConfig
-from backquant.backend_config.registry import Backend
+from backquant.backend_config.config import Backend
 from backquant.calibrate.batches import example_and_set, inputs_of, kept_set, some_batches
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0
@@ -34,9 +34,8 @@ from backquant.calibrate.measure import Feed, measure
 from backquant.convert import IntegerEdges, ReferenceModel, integer_edges
 from backquant.errors import CalibrationError, UsageError
 from backquant.garbage import makes_graphs
-from backquant.graph.example_call import ExampleCall
-from backquant.graph.ranges import Range, joined_ranges, ranges_of
-from backquant.graph.state import copy_state
+from backquant.graph.shapes import Range, joined_ranges, ranges_of
+from backquant.graph.state import ExampleCall, copy_state
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
@@ -48,14 +47,12 @@ from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
 from backquant.prepare import PreparedModule, prepared_state, unobserved
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping, default_dynamic_qconfig
+from backquant.report.model import given_requirement
 from backquant.report.recorded import check_coverage, with_reporting
-from backquant.report.requirements import given_requirement
 from backquant.runtime import QuantizedModel
-from backquant.speed.against_float import ModelFactories
-from backquant.speed.by_rank import chosen_on_rank_0
+from backquant.speed.against_float import ModelFactories, chosen_on_rank_0
 from backquant.speed.cost_table import Kept
-from backquant.speed.known import without_known_slower
-from backquant.speed.slower import TIMING, slower_choice, the_faster
+from backquant.speed.slower import TIMING, slower_choice, the_faster, without_known_slower
 
 _AT_EACH_CALL = (
     "quantize at each call, which needs no data:\n"

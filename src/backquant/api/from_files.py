@@ -11,7 +11,7 @@ from torch import nn
 
 from backquant.api.arguments import given_model
 from backquant.api.flow import Flow, Options
-from backquant.backend_config.registry import Backend
+from backquant.backend_config.config import Backend
 from backquant.calibrate.measure import calibrate_by_layer
 from backquant.errors import UsageError
 from backquant.mapped import EmptyOnMeta, MappedMemory, WeightFiles, filled
@@ -40,7 +40,8 @@ def quantize_files(
 ) -> Report:
     """Quantize a model whose weights stay in safetensors files, and write the artifact to ``to``.
 
-    The file has the bytes of ``save(quantize(model, ..., slower="keep", recipe="none"), to)``. Weights are
+    The file has the bytes of ``save(quantize(model, ..., slower="keep", recipe="none"), to)``, but for the
+    SQNR on a batch, which is not measured. Weights are
     mapped, read a layer at a time, and released; calibration passes all batches (32 at a time) through one
     part of the model before the next; integer weights are written to a file beside ``to`` as they are made.
     So memory holds a few copies of the largest tensor, and the activations of those batches between two

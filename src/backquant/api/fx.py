@@ -27,9 +27,8 @@ from backquant.convert import convert_to_reference, original_weights, reference_
 from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
 from backquant.graph import preserve
-from backquant.graph.example_call import ExampleCall
-from backquant.graph.ranges import ranges_of
-from backquant.graph.state import copy_state
+from backquant.graph.shapes import ranges_of
+from backquant.graph.state import ExampleCall, copy_state
 from backquant.pipeline.capture import Capturing, spelled_request
 from backquant.pipeline.joins import note_of_joins
 from backquant.pipeline.lower import quantized_model
@@ -48,8 +47,8 @@ from backquant.qconfig import (
     PrepareCustomConfig,
     QConfigMapping,
 )
+from backquant.report.model import skipped_in_standalone, warn_of_skipped
 from backquant.report.recorded import costs_or_why, with_reporting
-from backquant.report.skipped import skipped_in_standalone, warn_of_skipped
 from backquant.runtime import QuantizedModel
 
 _log = logging.getLogger("backquant")

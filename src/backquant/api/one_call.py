@@ -20,7 +20,7 @@ from backquant.api.arguments import (
 from backquant.api.flow import Flow, Options, checked_request, planned_for
 from backquant.api.outcome import Metric
 from backquant.backend_config import BackendConfig
-from backquant.backend_config.registry import Backend, resolve_backend
+from backquant.backend_config.config import Backend, resolve_backend
 from backquant.calibrate.batches import called_on_example
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.group import sharing

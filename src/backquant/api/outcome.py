@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from backquant.accuracy.by_output import costliest, sqnr_by_output
 from backquant.accuracy.calibrated import LEAST_DECIBELS, LOW, Calibrated
 from backquant.accuracy.figures import MOST_LOSS, ErrorSums, bounded_loss, decibels
+from backquant.accuracy.outputs import costliest, sqnr_by_output
 from backquant.calibrate.group import Ranks
 from backquant.errors import first_line, literal
 from backquant.figures import Figures
-from backquant.report.words import shortfall
+from backquant.report.document import shortfall
 from backquant.runtime import QuantizedModel
 
 Metric = Callable[[Any], float]

@@ -34,7 +34,7 @@ from backquant.graph.clone import own_in_place
 from backquant.graph.edit import set_module
 from backquant.json_text import read_json
 from backquant.pipeline.plan import evaluation_copy
-from backquant.report.words import percent
+from backquant.report.document import percent
 from backquant.runtime import QuantizedModel
 
 _SHOWN = 12  # reasons

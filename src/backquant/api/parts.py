@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from backquant.api.arguments import given_model
 from backquant.api.flow import Flow, Options
 from backquant.api.partly_quantized import PartlyQuantized, with_parts
-from backquant.backend_config.registry import Backend
+from backquant.backend_config.config import Backend
 from backquant.calibrate.batches import (
     called_on_example,
     count_of,
@@ -37,8 +37,8 @@ from backquant.graph.clone import own_buffers, own_in_place, with_own_state
 from backquant.graph.costs import MultiplyAdds
 from backquant.pipeline.plan import evaluation_copy
 from backquant.qconfig import PrepareCustomConfig
-from backquant.report.requirements import given_requirement
-from backquant.report.words import percent
+from backquant.report.document import percent
+from backquant.report.model import given_requirement
 from backquant.runtime import QuantizedModel
 
 # What the parts of a model are called with while the model computes a batch.

@@ -21,10 +21,10 @@ from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_leaves
 
 from backquant.artifact import labels
-from backquant.artifact.bounded_calls import check_call, check_method_call
 from backquant.artifact.functions import find_function, function_path, is_within
 from backquant.artifact.json_values import Decoder, Encoder
 from backquant.artifact.labels import check_keyword, shown
+from backquant.artifact.operators import check_call, check_method_call
 from backquant.errors import ArtifactError
 from backquant.graph import part
 from backquant.identifiers import label

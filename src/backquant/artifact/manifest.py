@@ -9,19 +9,97 @@ Nothing is built, and no tensor read, before a manifest has passed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Annotated, Any, Literal
+from functools import cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Literal, TypeAlias
 
-from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
+from typing_extensions import TypeAliasType, TypedDict
 
 from backquant.artifact.data_models import STRICT, DTypeName, data_model
-from backquant.artifact.value_schema import Name, Path, TensorReference, Value
 from backquant.errors import ArtifactError
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 from backquant.json_text import read_json
 from backquant.lower import EngineInfo, KernelUse
 from backquant.match.plan import Decision, Plan, Reason
 from backquant.report.model import Report
+
+# The JSON form of values as a type that pydantic checks and publishes; ``values`` reads and writes it.
+#
+# A value is a scalar, a list, or an object with one key, which says its kind.
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Path = Annotated[str, StringConstraints(pattern=r"^[^\s'\"\\]{1,1024}$")]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return next(iter(value)) if len(value) == 1 else "<object of several keys>"
+    return f"<{type(value).__name__}>"
+
+
+def _object(key: str, content: Any) -> Any:
+    made: Any = TypedDict(key, {key: content})  # type: ignore[misc]
+    setattr(made, "__pydantic_config__", STRICT)  # noqa: B010
+    made.__module__ = __name__
+    return made
+
+
+_Value: Any = ForwardRef("Value", module=__name__)
+_Values: Any = list[_Value]
+_Word = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_:]{0,63}$")]
+_PLAIN: dict[str, Any] = {
+    "<NoneType>": None,
+    "<bool>": bool,
+    "<int>": Integer,
+    "<float>": Annotated[float, Field(allow_inf_nan=False)],
+    "<str>": str,
+    "<list>": _Values,
+}
+_OBJECTS: dict[str, Any] = {
+    "node": _object("node", Name),
+    "tensor": _object("tensor", Name),
+    "tuple": _object("tuple", _Values),
+    "size": _object("size", list[Integer]),
+    "namedtuple": _object("namedtuple", _Values),
+    "dict": _object("dict", list[tuple[_Value, _Value]]),
+    "ordered_dict": _object("ordered_dict", list[tuple[_Value, _Value]]),
+    "set": _object("set", _Values),
+    "slice": _object("slice", tuple[_Value, _Value, _Value]),
+    "range": _object("range", tuple[Integer, Integer, Integer]),
+    "float": _object("float", Literal["nan", "inf", "-inf"]),
+    "complex": _object("complex", tuple[_Value, _Value]),
+    "dtype": _object("dtype", DTypeName),
+    "device": _object("device", _Word),
+    "layout": _object("layout", _Word),
+    "memory_format": _object("memory_format", _Word),
+    "qscheme": _object("qscheme", Annotated[str, StringConstraints(max_length=64)]),
+    "function": _object("function", Path),
+    "class": _object("class", Path),
+    "partial": _object("partial", tuple[_Value, _Values, _Value]),
+    "instance": _object("instance", tuple[Path, _Value]),
+    "ellipsis": _object("ellipsis", Literal[True]),
+}
+_choice = Discriminator(
+    _kind, custom_error_type="kind", custom_error_message="This is no value of a kind that is known"
+)
+_members = [Annotated[kind, Tag(tag)] for tag, kind in (_PLAIN | _OBJECTS).items()]
+if TYPE_CHECKING:
+    Value: TypeAlias = Any
+    TensorReference: TypeAlias = Any
+else:
+    Value = TypeAliasType("Value", Annotated[reduce(or_, _members), _choice])
+    TensorReference = _OBJECTS["tensor"]
 
 # Reading a manifest takes 5 times its length in memory, 70 bytes for each value, 200 for each list, at most.
 LONGEST = 1 << 26  # bytes, as the header of the file spells it
@@ -220,8 +298,6 @@ def _told(error: ValidationError) -> ArtifactError:
 
 
 # What a manifest refers to is there: tensors, nodes before the node that reads them, modules before.
-
-
 def check_references(model: dict[str, Any], tensors: set[str]) -> None:
     """Raise ``ArtifactError`` for a reference in the modules and graphs of ``model`` to what is not there.
 

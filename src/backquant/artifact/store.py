@@ -22,7 +22,7 @@ from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.backend_config import BackendConfig, files
 from backquant.dtypes import QParams
 from backquant.errors import ArtifactError, UsageError
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 from backquant.graph.export import Interface, Structure, maker
 from backquant.graph.objects import Shell
 from backquant.json_text import read_json

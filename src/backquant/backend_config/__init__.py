@@ -12,49 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backquant.backend_config.config import BackendConfig
-from backquant.backend_config.defaults import BackendDefaults, DefaultOverride, QuantDefault
-from backquant.backend_config.derived import (
-    get_fused_module_classes,
-    get_fuser_method_mapping,
-    get_fusion_pattern_to_extra_inputs_getter,
-    get_fusion_pattern_to_root_node_getter,
-    get_module_to_qat_module,
-    get_pattern_to_dtype_configs,
-    get_pattern_to_input_type_to_index,
-    get_qat_module_classes,
-    get_root_module_to_quantized_reference_module,
-)
-from backquant.backend_config.describe import entry_to_pretty_str, pattern_to_human_readable
-from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
-from backquant.backend_config.fusers import (
-    ForwardFuser,
-    ReversedFuser,
-    SequentialFuser,
-    folds_for_inference_only,
-    is_for_inference_only,
-    reverse_sequential_wrapper2,
-)
-from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Value
-from backquant.backend_config.installed import list_backends
-from backquant.backend_config.known_slower import KnownSlower
-from backquant.backend_config.leave_float import LeaveFloat
-from backquant.backend_config.naming import operator_name, short_name
-from backquant.backend_config.observation import ObservationType, Tolerance
-from backquant.backend_config.pattern import (
-    MatchAllNode,
-    NormalPattern,
-    Pattern,
-    PatternNode,
-    from_reversed,
-    normal_form,
-    to_forward,
-    to_reversed,
-)
-from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.ports import Port
-from backquant.backend_config.qdq import QDQRules
-from backquant.backend_config.registry import (
+from backquant.backend_config.config import (
+    BackendConfig,
     get_backend_config,
     get_executorch_backend_config,
     get_fbgemm_backend_config,
@@ -70,6 +29,45 @@ from backquant.backend_config.registry import (
     get_tensorrt_fp8_backend_config,
     get_x86_backend_config,
 )
+from backquant.backend_config.defaults import BackendDefaults, DefaultOverride, QuantDefault
+from backquant.backend_config.derived import (
+    get_fused_module_classes,
+    get_fuser_method_mapping,
+    get_fusion_pattern_to_extra_inputs_getter,
+    get_fusion_pattern_to_root_node_getter,
+    get_module_to_qat_module,
+    get_pattern_to_dtype_configs,
+    get_pattern_to_input_type_to_index,
+    get_qat_module_classes,
+    get_root_module_to_quantized_reference_module,
+)
+from backquant.backend_config.describe import entry_to_pretty_str, pattern_to_human_readable
+from backquant.backend_config.description import KnownSlower, QDQRules
+from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.fusers import (
+    ForwardFuser,
+    ReversedFuser,
+    SequentialFuser,
+    folds_for_inference_only,
+    is_for_inference_only,
+    reverse_sequential_wrapper2,
+)
+from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Port, Value
+from backquant.backend_config.installed import list_backends
+from backquant.backend_config.leave_float import LeaveFloat
+from backquant.backend_config.naming import operator_name, short_name
+from backquant.backend_config.observation import ObservationType, Tolerance
+from backquant.backend_config.pattern import (
+    MatchAllNode,
+    NormalPattern,
+    Pattern,
+    PatternNode,
+    from_reversed,
+    normal_form,
+    to_forward,
+    to_reversed,
+)
+from backquant.backend_config.pattern_config import BackendPatternConfig
 
 if TYPE_CHECKING:
     from backquant.backend_config.files import json_schema

@@ -8,13 +8,15 @@ here; files and their schema, differences, tables and the conversion to PyTorch'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from typing_extensions import Self
 
-from backquant.backend_config.checks import check_keys
+from backquant.backend_config.checks import check_keys, renamed
 from backquant.backend_config.kinds import Kind, kind_of
 from backquant.errors import SpecError
 
@@ -213,3 +215,46 @@ def phrases(described: Any) -> list[str]:
     """
     said = [f.phrase.of(f, value) for f, value in set_fields(described) if f.phrase is not None]
     return [text for text in said if text]
+
+
+# Fields that had another name in earlier versions: it is still taken, with a ``DeprecationWarning``.
+
+Class = TypeVar("Class", bound=type)
+
+
+def earlier_names(cls: Class) -> Class:
+    """A decorator of records: keywords and attributes also by their ``Earlier`` names.
+
+    >>> from backquant.backend_config import LeaveFloat
+    >>> with warnings.catch_warnings(record=True) as heard:
+    ...     warnings.simplefilter("always")
+    ...     LeaveFloat(("add",), beside_float=True).unless_between_quantized
+    True
+    >>> print(heard[0].message)
+    LeaveFloat: 'beside_float' is called 'unless_between_quantized' now
+    """
+    names = {field.earlier: field.name for field in declared(cls) if field.earlier}
+    original: Callable[..., None] = getattr(cls, "__init__")  # noqa: B009 - mypy takes no attribute
+
+    @functools.wraps(original)
+    def take_either(self: Any, *args: Any, **values: Any) -> None:
+        for earlier, name in names.items():
+            if earlier in values:
+                _warn(cls, earlier, name)
+                values = renamed(values, earlier, name)
+        original(self, *args, **values)
+
+    setattr(cls, "__init__", take_either)  # noqa: B010 - nor an assignment
+    for earlier, name in names.items():
+        setattr(cls, earlier, property(functools.partial(_read, cls, earlier, name)))
+    return cls
+
+
+def _read(cls: type, earlier: str, name: str, instance: Any) -> Any:
+    _warn(cls, earlier, name)
+    return getattr(instance, name)
+
+
+def _warn(cls: type, earlier: str, name: str) -> None:
+    message = f"{cls.__name__}: {earlier!r} is called {name!r} now"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)

@@ -12,8 +12,14 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from backquant.backend_config.declared import Earlier, Phrase, Record, fields_of, phrases
-from backquant.backend_config.earlier_names import earlier_names
+from backquant.backend_config.declared import (
+    Earlier,
+    Phrase,
+    Record,
+    earlier_names,
+    fields_of,
+    phrases,
+)
 from backquant.backend_config.kinds import Choice, Nested, Operators, SharedBy, WordOrModule
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name

@@ -3,20 +3,149 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Annotated, Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from typing_extensions import Self
 
 from backquant.backend_config.checks import check_keys, within
-from backquant.backend_config.declared import OURS, declared, set_fields
+from backquant.backend_config.conditions import Condition, condition_from
+from backquant.backend_config.declared import OURS, Record, declared, set_fields
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.graph_pattern import GraphPattern
-from backquant.backend_config.kinds import AnyText
-from backquant.backend_config.known_slower import KnownSlower
+from backquant.backend_config.kinds import AnyText, OperatorNames, Operators, Where
+from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.pattern import NormalPattern, Pattern, beyond_tuples, to_reversed
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.qdq import QDQRules
 from backquant.errors import SpecError
+
+# What is slower on integers than in float on a backend, as it was measured there once, as data.
+#
+# For backends whose kernels run elsewhere and cannot be timed here. ``backquant.speed`` leaves in float what
+# such a record names.
+
+
+@dataclass(frozen=True, repr=False)
+class KnownSlower(Record):
+    """``operators``, by the names of their records, are slower on integers where ``where`` holds.
+
+    ``measured`` is one case, in words; ``integer_us`` and ``float_us`` are its times in microseconds, the
+    first with what it takes to quantize and dequantize. ``where`` is a condition or its mapping, as of a
+    ``DTypeConfig``. Raises ``SpecError`` for a record without operators, condition or case, and where
+    integers are not the slower ones.
+
+    >>> small = {"hidden_size": {"max": 63}}
+    >>> KnownSlower(("lstm",), small, "32 values, 20 steps", 20.0, 18.0).operators
+    ('lstm',)
+    """
+
+    operators: Annotated[tuple[str, ...], OperatorNames(), "By the names of their records."]
+    where: Annotated[Condition | Mapping[str, Any], Where(), "The sizes for which it holds."]
+    measured: Annotated[str, "The case that was measured, in words."]
+    integer_us: Annotated[float, "Its time on integers in microseconds."]
+    float_us: Annotated[float, "Its time in float."]
+
+    def _check(self) -> None:
+        if self.where is None:
+            raise SpecError(
+                "a record says for which sizes it holds",
+                where="where",
+                fix="leave the operator out of the backend's entries if it is always slower",
+            )
+        for name, time in (("integer_us", self.integer_us), ("float_us", self.float_us)):
+            if not time > 0:
+                raise SpecError(f"a time is more than 0, got {time!r}", where=name)
+        if self.integer_us <= self.float_us:
+            raise SpecError(
+                f"integers are not slower: {self.integer_us} µs, float {self.float_us} µs",
+                where="integer_us",
+            )
+
+    @property
+    def condition(self) -> Condition:
+        """``where`` as a condition.
+
+        >>> print(KnownSlower(("lstm",), {"hidden_size": {"max": 63}}, "a case", 2.0, 1.0).condition)
+        hidden_size ≤ 63
+        """
+        condition = condition_from(self.where)
+        assert condition is not None  # checked when the record was made
+        return condition
+
+
+# How a deployment target wants the reference model written: rules about its quantize/dequantize nodes.
+#
+# What was measured about each target stands in the descriptions of the backends; the steps that write a
+# reference model (prepare, match, convert) and the passes before an export read it from here. The
+# defaults are what ``torch.ao`` writes.
+
+
+@dataclass(frozen=True, repr=False)
+class QDQRules(Record):
+    """Rules about the quantize and dequantize nodes of reference models.
+
+    1. ``dequantize_per_user``: every reader of a quantized value has a dequantize node of its own
+       (ExecuTorch's partitioner needs it). Default: the readers share one.
+    2. ``quantize_constants``: values that depend on no input of the model (a position embedding) are
+       quantized, too, where a quantized operator reads them. Default: True. Operands of matrix products
+       always are: they are weights.
+    3. ``weights``: ``"integer"``: integers and a dequantize node; ``"quantized_float"``: floats, a
+       quantize and a dequantize node, for targets that fold the weights themselves.
+    4. ``bias``: of convolutions and matrix products in ONNX: ``"float"``, or ``"int32"``: integers with the
+       scale input scale × weight scale.
+    5. ``leave_float``: operators, and results of operators, that stay float at some places even if a
+       mapping asks for integers.
+    6. ``epilogues``: operators that the target computes at the end of the kernel of the convolution or
+       matrix product before them: its result is not quantized if only the epilogue reads it. If an
+       epilogue has two inputs, one may come from such a kernel; the other one is quantized.
+    7. ``additions``: how a float addition of two activations is written in ONNX: ``"add"``, or ``"sum"``
+       (of two) for a runtime that fuses an Add with the next operator into a kernel slower than the two.
+    8. ``attention``: ``"whole"``: ``scaled_dot_product_attention`` stays one operator; ``"products"``: where
+       a mapping asks for integers, it is decomposed into its matrix products and its softmax, each with an
+       entry of its own.
+    9. ``columns``: how convolutions along a column of one pixel (``[taps, 1]`` over ``[n, c, length, 1]``)
+       are written: ``"columns"``, as they are, or for targets that are faster so ``"lines"``, with both axes
+       of image, kernel and result swapped, of dequantized values; ``"integer_lines"``: of integers.
+
+    Raises ``SpecError`` for a value outside its domain.
+
+    >>> QDQRules(dequantize_per_user=True, leave_float=(LeaveFloat(("add",), unless_between_quantized=True),))
+    QDQRules(dequantize_per_user=True, leave_float=(LeaveFloat((.add(),), unless_between_quantized=True),))
+    >>> QDQRules(weights="int8")
+    Traceback (most recent call last):
+    backquant.errors.SpecError: weights cannot be 'int8'
+      where  weights
+      fix    one of 'integer', 'quantized_float'
+    """
+
+    dequantize_per_user: Annotated[
+        bool, "Every reader of a quantized value dequantizes it by itself."
+    ] = False
+    quantize_constants: Annotated[bool, "Values that depend on no input are quantized, too."] = True
+    weights: Annotated[
+        Literal["integer", "quantized_float"],
+        "How the weights of an exported model are stored.",
+    ] = "integer"
+    bias: Annotated[Literal["float", "int32"], "How the bias of a product is stored in ONNX."] = (
+        "float"
+    )
+    leave_float: Annotated[tuple[LeaveFloat, ...], "What stays float whatever is asked for."] = ()
+    epilogues: Annotated[
+        tuple[Any, ...],
+        Operators(),
+        "Operators computed in the kernel of the weighted operator before them.",
+    ] = ()
+    additions: Annotated[
+        Literal["add", "sum"], "How a float addition of two activations is written in ONNX."
+    ] = "add"
+    attention: Annotated[
+        Literal["whole", "products"], "How attention that is quantized is written."
+    ] = "whole"
+    columns: Annotated[
+        Literal["columns", "lines", "integer_lines"],
+        "How convolutions along a column of one pixel are written.",
+    ] = "columns"
+
 
 _T = TypeVar("_T")
 
@@ -72,6 +201,7 @@ class Description:
     def shared(self) -> Self:
         """The same object, whose copies share its entries. Nobody may hold these any more.
 
+        >>> from copy import copy
         >>> one = Description("mine").shared()
         >>> copy(one).shared_entries is one.shared_entries, copy(one).entries is one.shared_entries
         (True, False)
@@ -83,6 +213,7 @@ class Description:
         """``make(self)``, kept under ``key`` for all descriptions that share the entries and have no field
         changed. It must not be changed, and must follow from the description and the key alone.
 
+        >>> from copy import copy
         >>> one = Description("mine").shared()
         >>> one.derived("size", lambda d: len(d.shared_configs))
         0

@@ -188,7 +188,7 @@ class DTypeConfig(Record):
       ``"output"``.
     * ``rounding``: how results are rounded: ``"half_even"``, ``"half_up"``, ``"half_away"``.
     * ``requantization``: the arithmetic that turns sums into results; see
-      ``backquant.dtypes.requantization``.
+      ``backquant.dtypes.arithmetic``.
     * ``requantization_ratio``: input scale × weight scale / output scale must be a ``"power_of_two"``, or lie
       between two numbers (None: no bound). Scales are chosen accordingly.
     * ``bias_step_upper_bound``: input scale × weight scale / output scale may be no more than that where the

@@ -11,8 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+from backquant.backend_config.checks import check_callable, within
+from backquant.backend_config.declared import Record
 from backquant.backend_config.naming import spelled
 from backquant.backend_config.pattern import (
     MatchAllNode,
@@ -325,3 +327,154 @@ def _spelled(written: Any) -> str:
     if isinstance(written, tuple):
         return f"({', '.join(map(_spelled, written))}{',' if len(written) == 1 else ''})"
     return repr(written) if isinstance(written, (AnyOrder, Value)) else spelled(written)
+
+
+# How the inputs and the output of a graph pattern are observed, and choices of nodes by name.
+
+Role: TypeAlias = Literal["activation", "weight", "bias", "float"]
+
+
+@dataclass(frozen=True, repr=False)
+class Port(Record):
+    """One input, or the output, of a graph pattern.
+
+    ``role``: ``activation``, ``weight`` or ``bias``: observed as such; ``float``: not observed.
+    ``shares_with``: an earlier port whose observer this one uses (the output is the last port).
+
+    >>> Port("weight")
+    Port('weight')
+    """
+
+    role: Role = "activation"
+    shares_with: Annotated[str | None, "An earlier port whose observer this one uses."] = None
+    shown_bare: ClassVar[int] = 1
+
+    def _check(self) -> None:
+        if self.shares_with is not None and self.role != "activation":
+            raise SpecError(f"a {self.role} shares no observer", where="shares_with")
+
+    @classmethod
+    def of(cls, value: Any) -> Port:
+        """A port as it is, from a role, or from a dict of its fields.
+
+        >>> Port.of("float") == Port.of({"role": "float"})
+        True
+        """
+        if isinstance(value, Port):
+            return value
+        if isinstance(value, Mapping):
+            return cls.from_dict({key: item for key, item in value.items() if item is not None})
+        return cls(value)
+
+    def __str__(self) -> str:
+        return self.role if self.shares_with is None else f"shares with {self.shares_with}"
+
+
+@dataclass(frozen=True)
+class NamedNode:
+    """The getter that chooses one node of a graph pattern.
+
+    >>> NamedNode("conv")({"conv": "the node", "x": "its input"})
+    'the node'
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, found: Mapping[str, Any]) -> Any:
+        return found[self.name]
+
+
+@dataclass(frozen=True)
+class NamedNodes:
+    """The getter that chooses several nodes of a graph pattern, in order.
+
+    >>> NamedNodes(("y",))({"y": "the node"})
+    ['the node']
+    """
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+    def __call__(self, found: Mapping[str, Any]) -> list[Any]:
+        return [found[name] for name in self.names]
+
+
+def as_getter(value: Any, field: str, *, several: bool) -> Any:
+    """A getter as it is, or the one that chooses by name; ``SpecError`` for anything else.
+
+    >>> as_getter("conv", "root_node_getter", several=False)
+    NamedNode(name='conv')
+    >>> as_getter(["y"], "extra_inputs_getter", several=True)
+    NamedNodes(names=('y',))
+    """
+    if isinstance(value, str) and not several:
+        return NamedNode(value)
+    is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+    if is_list and several:
+        return NamedNodes(tuple(value))
+    return check_callable(value, field)
+
+
+def check_getters(pattern: Any, getters: Iterable[tuple[str, Any]]) -> None:
+    """Raise ``SpecError`` for a choice by name where the pattern has no such node, or no names."""
+    for place, getter in getters:
+        if not isinstance(getter, (NamedNode, NamedNodes)):
+            continue
+        if not isinstance(pattern, GraphPattern):
+            raise SpecError("only a GraphPattern has nodes with names", where=place)
+        if isinstance(getter, NamedNode):
+            pattern.check_has(getter.name, pattern.operators, place)
+        else:
+            for name in getter.names:
+                pattern.check_has(name, pattern.inputs, place)
+
+
+def checked_ports(pattern: Any, ports: Mapping[str, Any]) -> dict[str, Port]:
+    """``ports`` as ``Port`` objects, in the order of the pattern.
+
+    Raises ``SpecError`` for a pattern without names, a port that is not there, a role that it cannot
+    have, and sharing with a port that is not earlier or has no observer.
+
+    >>> import torch
+    >>> checked_ports(GraphPattern(["x"], {"out": (torch.relu, "x")}), {"out": "float"})
+    {'out': Port('float')}
+    """
+    if not isinstance(pattern, GraphPattern):
+        raise SpecError(
+            "only a GraphPattern has ports",
+            where="ports",
+            fix="BackendPatternConfig(GraphPattern(...)).set_ports(...)",
+        )
+    given: dict[str, Port] = {}
+    for name, value in ports.items():
+        pattern.check_has(name, pattern.ports, "ports")
+        with within(f"ports[{name!r}]"):
+            given[name] = Port.of(value)
+            if name == pattern.output and given[name].role in ("weight", "bias"):
+                role = given[name].role
+                raise SpecError(f"an output is no {role}", where="role", fix="activation or float")
+    roles = {name: given.get(name, Port()) for name in pattern.ports}
+    for name, port in given.items():
+        _check_sharing(roles, name, port)
+    return {name: given[name] for name in pattern.ports if name in given}
+
+
+def _check_sharing(roles: Mapping[str, Port], name: str, port: Port) -> None:
+    other = port.shares_with
+    if other is None:
+        return
+    order, where = list(roles), f"ports[{name!r}].shares_with"
+    earlier = order[: order.index(name)]
+    if other not in earlier:
+        raise SpecError(
+            f"{name!r} shares with {other!r}, which is no earlier port",
+            where=where,
+            fix=f"one of {', '.join(map(repr, earlier))}" if earlier else "",
+        )
+    if roles[other].role != "activation":
+        raise SpecError(f"{other!r} is observed as {roles[other].role}", where=where)

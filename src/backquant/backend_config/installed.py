@@ -13,6 +13,7 @@ from backquant.backend_config.description import Description
 from backquant.errors import SpecError, UnknownBackendError, did_you_mean
 
 _GROUP = "backquant.backends"
+
 #: The backends of this package; they need no installed metadata and cannot be replaced.
 _BUILT_IN = (
     "native",
@@ -146,3 +147,15 @@ def _build(name: str, target: str) -> Description:
             fix="def backend_config() -> BackendConfig: ...",
         )
     return config
+
+
+# The records of operators, for rooms below them.
+
+
+def operator_records() -> Any:
+    """The room of the operators' records, which is above those that read descriptions: imported when asked.
+
+    >>> operator_records().find("view").name
+    'view'
+    """
+    return importlib.import_module("backquant.operators")

@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from backquant.backend_config.declared import Earlier, Phrase, Record
-from backquant.backend_config.earlier_names import earlier_names
+from backquant.backend_config.declared import Earlier, Phrase, Record, earlier_names
 from backquant.backend_config.kinds import Operators
 from backquant.errors import SpecError
 

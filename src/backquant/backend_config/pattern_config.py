@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import torch
 
-from backquant.backend_config import legacy
 from backquant.backend_config.checks import check_keys, renamed, within
 from backquant.backend_config.conditions import Condition, check_names, condition_from
 from backquant.backend_config.declared import OURS, Key, declared, set_fields
 from backquant.backend_config.dtypes import DTypeConfig
-from backquant.backend_config.entry_kinds import (
+from backquant.backend_config.fusers import (
     ByCount,
     Function,
     Getter,
@@ -22,8 +21,9 @@ from backquant.backend_config.entry_kinds import (
     OnePattern,
     Ports,
     Positions,
+    in_forward_order,
 )
-from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.graph_pattern import GraphPattern, Port, check_getters, checked_ports
 from backquant.backend_config.kinds import Several, Where
 from backquant.backend_config.naming import spelled
 from backquant.backend_config.observation import ObservationType
@@ -35,8 +35,51 @@ from backquant.backend_config.pattern import (
     to_forward,
     to_reversed,
 )
-from backquant.backend_config.ports import Port, check_getters, checked_ports
 from backquant.errors import SpecError
+
+# Dicts in the form of PyTorch 1.13, read as the current form.
+#
+# There a tuple pattern is reversed and nested, and a fuser takes its modules in that order. A
+# reversed tuple cannot be told from a forward one, so the caller names the version.
+
+_VERSIONS = (None, "1.13")
+
+
+def upgrade(entry: Mapping[str, Any], version: str | None) -> dict[str, Any]:
+    """The dict of one entry in the current form.
+
+    With ``version="1.13"``: (1) a reversed sequence becomes a forward one and its fuser is called
+    in forward order; (2) any other tuple becomes ``pattern_complex_format``, whose fuser keeps its
+    order. The fields that only 1.13 has are those of ``BackendPatternConfig``, where they act.
+    Raises ``SpecError`` for an unknown version, or when a 1.13 entry has no pattern.
+
+    >>> upgrade({"pattern": ("relu", "conv")}, "1.13")
+    {'pattern': ('conv', 'relu')}
+    """
+    if version not in _VERSIONS:
+        raise SpecError(
+            f"no dicts of version {version!r} are known",
+            where="version",
+            fix='version="1.13" for reversed patterns, no version for the current form',
+        )
+    current = dict(entry)
+    if version is None:
+        return current
+    if current.get("pattern") is None:
+        if current.get("pattern_complex_format") is None:
+            raise SpecError("an entry of version 1.13 must contain 'pattern'", where="pattern")
+        return current
+    pattern = current["pattern"]
+    normal = from_reversed(pattern)
+    if isinstance(pattern, tuple) and not normal.is_sequential:  # (2)
+        del current["pattern"]
+        current["pattern_complex_format"] = pattern
+    else:  # (1)
+        current["pattern"] = to_forward(normal)
+        if normal.size > 1 and current.get("fuser_method") is not None:
+            current["fuser_method"] = in_forward_order(current["fuser_method"])
+    return current
+
 
 _Module = type[torch.nn.Module]
 _COMPARED_OTHERWISE = ("pattern", "_pattern_complex_format", "_observation_type")
@@ -417,7 +460,7 @@ root_module=torch.nn.Linear)
         short, full = "reference_quantized_module", "reference_quantized_module_for_root"
         given = renamed(backend_pattern_config_dict, short, full)
         check_keys(given, (field.key for field in _FIELDS.values()), "BackendPatternConfig")
-        given = legacy.upgrade(given, version)
+        given = upgrade(given, version)
         config = cls()
         for field in _FIELDS.values():
             if given.get(field.key) is not None:
@@ -466,8 +509,6 @@ root_module=torch.nn.Linear)
 
 
 _FIELDS = {field.name: field for field in declared(BackendPatternConfig)}
-
-
 _DEFAULTS = {field.attribute: field.default for field in _FIELDS.values()}
 _CONTAINERS = {n: type(value) for n, value in _DEFAULTS.items() if isinstance(value, (list, dict))}
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,18 +25,14 @@ from torch.nn import functional as F
 from backquant.backend_config import (
     BackendDefaults,
     DefaultOverride,
+    DTypeConfig,
+    DTypeWithConstraints,
     LeaveFloat,
     QuantDefault,
+    Tolerance,
 )
-from backquant.operators import (
-    catalog,
-    clamped,
-    elementwise,
-    fixed_qparams,
-    overload,
-    shape,
-    spellings,
-)
+from backquant.operators import clamped, elementwise, fixed_qparams, overload, shape, spellings
+from backquant.operators import equivalents as catalog
 
 TENSOR_WEIGHT = QuantDefault("minmax", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
 CHANNEL_WEIGHT = QuantDefault(
@@ -57,7 +54,6 @@ QAT_CHANNEL_WEIGHT = QuantDefault(
     quant_max=127,
     fake_quantize="fused_moving_average",
 )
-
 TRANSPOSED = (
     nn.ConvTranspose1d,
     nn.ConvTranspose2d,
@@ -71,7 +67,6 @@ NOOP = QuantDefault("noop")
 HISTOGRAM = QuantDefault("histogram")
 MINMAX = QuantDefault("minmax")
 FLOAT = QuantDefault("placeholder")
-
 RESHAPE = DefaultOverride(("reshape",), REUSE_INPUT, NOOP, REUSE_INPUT, NOOP)
 FLOAT_NORMS = DefaultOverride((F.layer_norm, nn.LayerNorm), weight=FLOAT, qat_weight=FLOAT)
 UNSIGNED_WEIGHT = DefaultOverride((nn.PReLU,), HISTOGRAM, MINMAX, HISTOGRAM, MINMAX)
@@ -88,18 +83,20 @@ TENSOR_TRANSPOSED = DefaultOverride(
         fake_quantize="fake_quantize",
     ),
 )
+
 # as the backend's other operators: listed so that every backend has a rule for the same operators
 PLAIN_TRANSPOSED = DefaultOverride(TRANSPOSED)
-
-
 ADDITIONS = (operator.add, torch.add, "add")
 PRODUCTS = (operator.mul, torch.mul, "mul")
+
 # residual additions of transformers, and what is added to or multiplied with masks and rotary angles
 NORMS = (nn.LayerNorm, F.layer_norm, nn.RMSNorm, F.rms_norm)
 RESIDUAL = LeaveFloat(ADDITIONS, after=(nn.Linear, F.linear), before=NORMS)
+
 # what joins a class token to the values that residual additions go on with
 JOINED = LeaveFloat((*ADDITIONS, torch.cat), before=NORMS)
 TABLES = LeaveFloat((*ADDITIONS, *PRODUCTS), with_table=True)
+
 # Arithmetic that floats enter, or whose result only float operators read (squares that are summed before
 # a root, a gate written out): between two conversions an integer kernel saves nothing, and rounds once more.
 # The same holds of what moves, clips and averages values: where nothing behind it reads integers, what made
@@ -122,10 +119,12 @@ ARITHMETIC = LeaveFloat(
     ),
     unless_between_quantized=True,
 )
+
 # On the way to a softmax: what masks and biases were added to has no good scale. A mask of -100 leaves the
 # scores a ninth of the range, and a step that is too long for them.
 SOFTMAX = spellings("softmax")
 SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
+
 # On PyTorch's own engines the two products of attention as well: their kernel (quantized.matmul) dequantizes
 # both factors, multiplies floats and quantizes what they give. What scales and masks scores in between has no
 # entry, and stands here to be looked through.
@@ -137,6 +136,7 @@ MASKS = (
 ATTENTION = LeaveFloat((torch.matmul, *ADDITIONS, *PRODUCTS, *SCALES, *MASKS), before=SOFTMAX)
 WEIGHTED = LeaveFloat((torch.matmul,), after=SOFTMAX)
 LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC, ATTENTION, WEIGHTED)
+
 # weighted kernels that give floats as well
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d)
 RESULTS = LeaveFloat((*CONVOLUTIONS, nn.Linear, F.linear), results=True)
@@ -164,7 +164,6 @@ FBGEMM_DEFAULTS = BackendDefaults(
 
 # as FBGEMM; but its kernels are oneDNN's, which give floats, too
 X86_DEFAULTS = replace(FBGEMM_DEFAULTS, leave_float=(*LEAVE_FLOAT, RESULTS))
-
 ONEDNN_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),
     weight=CHANNEL_WEIGHT,
@@ -173,7 +172,6 @@ ONEDNN_DEFAULTS = BackendDefaults(
     overrides=(RESHAPE, PLAIN_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
     leave_float=(*LEAVE_FLOAT, RESULTS),
 )
-
 QNNPACK_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),
     weight=TENSOR_WEIGHT,
@@ -182,7 +180,6 @@ QNNPACK_DEFAULTS = BackendDefaults(
     overrides=(RESHAPE, PLAIN_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
     leave_float=LEAVE_FLOAT,
 )
-
 QNNPACK_PT2E_DEFAULTS = BackendDefaults(
     activation=QNNPACK_DEFAULTS.activation,
     weight=QNNPACK_DEFAULTS.weight,
@@ -220,7 +217,6 @@ EXECUTORCH_DEFAULTS = BackendDefaults(
         fake_quantize="fused_moving_average",
     ),
 )
-
 _INTEGER_WEIGHT = QuantDefault(
     "per_channel_minmax",
     dtype=torch.qint8,
@@ -233,6 +229,7 @@ _TRAINED_WEIGHT = replace(
     observer="moving_average_per_channel_minmax",
     fake_quantize="fused_moving_average",
 )
+
 #: Signed activations in their whole range, symmetric weights without -128.
 SIGNED_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", dtype=torch.qint8, reduce_range=False),
@@ -270,4 +267,70 @@ TENSORRT_DEFAULTS = BackendDefaults(
     ),
     qat_weight=QAT_CHANNEL_WEIGHT,
     overrides=(TENSOR_TRANSPOSED,),
+)
+
+
+# Dtype configs that several of PyTorch's engines admit, by the kind of operator.
+#
+# Static: activations and weights are quantized ahead. Dynamic: the activation is quantized at each
+# call. Weight only: activations stay float.
+
+
+# what kernels compute otherwise than the integer reference
+FLOAT32 = Tolerance(1, "requantized in float32, where the exact product is close to a tie")
+AT_EACH_CALL = Tolerance(4, "the kernel measures the range at each call, and may use 7 bits of it")
+IN_HALVES = Tolerance(1, "weights rounded to float16, sums in float32")
+BFLOAT16 = Tolerance(
+    8, "activations and results are rounded to bfloat16, before they are clamped, too"
+)
+HALF_SCALES = Tolerance(0.5, "scale and zero point of a row are float16")
+STEP_BY_STEP = Tolerance(24, "at each step what the one before was off by is multiplied")
+
+# FBGEMM's transposed kernel, which oneDNN's engine and x86 call too, gives undefined values for 2d kernels
+# of height 2 without groups
+FBGEMM_TRANSPOSED: dict[int, dict[str, Any] | None] = {
+    1: None,
+    2: {"any": [{"kernel_height": {"not": 2}}, {"groups": {"min": 2}}]},
+    3: None,
+}
+
+# static, unsigned 8-bit activations
+QUINT8 = DTypeConfig(torch.quint8, torch.quint8, tolerance=FLOAT32)
+WEIGHTED_QUINT8 = DTypeConfig(
+    torch.quint8, torch.quint8, torch.qint8, torch.float, tolerance=FLOAT32
+)
+
+# norms: their kernels take the weight in float
+FLOAT_WEIGHT_QUINT8 = DTypeConfig(
+    torch.quint8, torch.quint8, torch.float, torch.float, tolerance=FLOAT32
+)
+
+
+def _dynamic(dtype: torch.dtype, weight: torch.dtype, tolerance: Tolerance) -> DTypeConfig:
+    return DTypeConfig(
+        dtype, torch.float, weight, torch.float, is_dynamic=True, tolerance=tolerance
+    )
+
+
+# dynamic
+DYNAMIC_INT8 = _dynamic(torch.quint8, torch.qint8, AT_EACH_CALL)
+DYNAMIC_FLOAT16 = _dynamic(torch.float16, torch.float16, IN_HALVES)
+RECURRENT_INT8 = _dynamic(torch.quint8, torch.qint8, STEP_BY_STEP)
+RECURRENT_FLOAT16 = _dynamic(torch.float16, torch.float16, IN_HALVES)
+
+# weight only
+WEIGHT_ONLY_QUINT8 = DTypeConfig(torch.float, torch.float, torch.quint8)
+WEIGHT_ONLY_QUINT4X2 = DTypeConfig(torch.float, torch.float, torch.quint4x2, tolerance=HALF_SCALES)
+
+# XNNPACK: the scale of requantization has a lower bound, and -128 is no weight
+XNNPACK_ACTIVATION = DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)
+XNNPACK_WEIGHT = DTypeWithConstraints(
+    torch.qint8,
+    quant_min_lower_bound=-127,
+    quant_max_upper_bound=127,
+    scale_min_lower_bound=2**-12,
+)
+SYMMETRIC_QINT8 = DTypeConfig(XNNPACK_ACTIVATION, XNNPACK_ACTIVATION, tolerance=FLOAT32)
+WEIGHTED_SYMMETRIC_QINT8 = DTypeConfig(
+    XNNPACK_ACTIVATION, XNNPACK_ACTIVATION, XNNPACK_WEIGHT, torch.float, tolerance=FLOAT32
 )

@@ -8,6 +8,7 @@ kernels that are slower than float).
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,15 +17,17 @@ from torch.nn import functional as F
 
 from backquant.backend_config import (
     BackendDefaults,
+    BackendPatternConfig,
     DTypeConfig,
     DTypeWithConstraints,
     LeaveFloat,
     QuantDefault,
     Tolerance,
 )
-from backquant.backends.defaults import QAT_CHANNEL_WEIGHT, RESHAPE, SCORES, SOFTMAX
-from backquant.backends.dtypes import FLOAT32
-from backquant.operators import spellings
+from backquant.backends.defaults import FLOAT32, QAT_CHANNEL_WEIGHT, RESHAPE, SCORES, SOFTMAX
+from backquant.nn import intrinsic
+from backquant.operators import named, spellings
+from backquant.operators.conv import CONV
 
 __all__ = [
     "ADDITIONS",
@@ -82,6 +85,7 @@ POOLS: tuple[Any, ...] = (
     *spellings("max_pool1d", "max_pool2d", "max_pool3d"),
     *AVERAGES,
 )
+
 # values are moved, or clipped at a bound that the integers have anyway
 MOVES: tuple[Any, ...] = (
     *spellings("relu", "relu6", "hardtanh", "dropout", "identity", "flatten", "pixel_shuffle"),
@@ -93,7 +97,6 @@ FLOAT_OUTPUTS: tuple[Any, ...] = (nn.Linear, F.linear, *MATMULS)
 
 # The weights of attention: a softmax on integers takes six times as long as one in float.
 WEIGHTS = LeaveFloat(SOFTMAX, before=MATMULS)
-
 DEPLOYED_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),
     weight=QuantDefault(
@@ -109,4 +112,63 @@ DEPLOYED_DEFAULTS = BackendDefaults(
     qat_weight=QAT_CHANNEL_WEIGHT,
     overrides=(RESHAPE,),
     leave_float=(WEIGHTS,),
+)
+
+
+# What runtimes with oneDNN inside never finish on integers.
+#
+# For a depthwise convolution of 16 channels with 14 taps and more along its last axis oneDNN (torch 2.13's
+# and OpenVINO 2026.4's) writes code without end where the input has a zero point and the CPU has VNNI: the
+# first call, or the compilation, does not return (``docs/kernels.md``).
+
+_ENDLESS = {
+    "groups": 16,
+    "out_channels": 16,
+    "stride[-1]": 1,
+    "dilation[-1]": 1,
+    "kernel_size[-1]": {"min": 14},
+}
+_KINDS = {
+    kind
+    for conv in CONV.values()
+    for kind in (
+        *(conv.root, conv.relu, conv.qat, conv.relu_qat),
+        *(conv.bn, conv.bn_qat, conv.bn_relu, conv.bn_relu_qat),
+    )
+}
+_ADDING = {intrinsic.ConvAdd2d, intrinsic.ConvAddReLU2d}
+_FUNCTIONS = {function for conv in CONV.values() for function in conv.functions}
+_CONVOLUTIONS = _KINDS | _ADDING | _FUNCTIONS
+
+
+def that_end(entries: Iterable[BackendPatternConfig]) -> list[BackendPatternConfig]:
+    """The entries; those of convolutions do not take what never ends.
+
+    >>> import torch
+    >>> conv, linear = (BackendPatternConfig(kind) for kind in (torch.nn.Conv1d, torch.nn.Linear))
+    >>> [conv, linear] = that_end([conv, linear])
+    >>> linear.where is None
+    True
+    >>> print(conv.where)
+    not (groups = 16, out_channels = 16, stride[-1] = 1, dilation[-1] = 1, kernel_size[-1] ≥ 14)
+    """
+    found = list(entries)
+    for entry in found:
+        if _root(entry.pattern) in _CONVOLUTIONS and entry.where is None:
+            entry.set_where({"not": _ENDLESS})
+    return found
+
+
+def _root(pattern: Any) -> Any:
+    return pattern[0] if isinstance(pattern, tuple) else pattern
+
+
+# What TensorRT computes at the end of the kernels of convolutions and matrix products, in any precision.
+
+
+# a pair between a convolution and one of these would keep TensorRT from computing both in one kernel
+EPILOGUES: tuple[Any, ...] = tuple(
+    spelling
+    for name in ("add", "relu", "relu6", "hardtanh", "leaky_relu")
+    for spelling in named(name).spellings
 )

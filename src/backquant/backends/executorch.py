@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendConfig, DTypeConfig
-from backquant.backends.defaults import EXECUTORCH_DEFAULTS
-from backquant.backends.dtypes import (
+from backquant.backends.defaults import (
     DYNAMIC_FLOAT16,
     DYNAMIC_INT8,
+    EXECUTORCH_DEFAULTS,
     QUINT8,
     SYMMETRIC_QINT8,
     WEIGHT_ONLY_QUINT8,

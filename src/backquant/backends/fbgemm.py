@@ -7,10 +7,10 @@ in 16 bits), weights signed 8-bit per output channel.
 from __future__ import annotations
 
 from backquant.backend_config import BackendConfig
-from backquant.backends.defaults import FBGEMM_DEFAULTS
-from backquant.backends.dtypes import (
+from backquant.backends.defaults import (
     DYNAMIC_FLOAT16,
     DYNAMIC_INT8,
+    FBGEMM_DEFAULTS,
     FBGEMM_TRANSPOSED,
     QUINT8,
     RECURRENT_FLOAT16,
@@ -20,7 +20,6 @@ from backquant.backends.dtypes import (
     WEIGHTED_QUINT8,
 )
 from backquant.operators import (
-    catalog,
     conv,
     elementwise,
     embedding,
@@ -30,6 +29,7 @@ from backquant.operators import (
     recurrent,
     shape,
 )
+from backquant.operators import equivalents as catalog
 
 DYNAMIC = [DYNAMIC_INT8, DYNAMIC_FLOAT16]
 

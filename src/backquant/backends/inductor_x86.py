@@ -31,9 +31,15 @@ from backquant.backend_config import (
     QDQRules,
     QuantDefault,
 )
-from backquant.backends.defaults import CHANNEL_WEIGHT, CONVOLUTIONS, QAT_CHANNEL_WEIGHT, RESHAPE
-from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
-from backquant.backends.endless import that_end
+from backquant.backends.defaults import (
+    AT_EACH_CALL,
+    CHANNEL_WEIGHT,
+    CONVOLUTIONS,
+    FLOAT32,
+    QAT_CHANNEL_WEIGHT,
+    RESHAPE,
+)
+from backquant.backends.deployed import that_end
 from backquant.graph.grouped import grouped_linear
 from backquant.nn import intrinsic
 from backquant.nn.quantized import reference

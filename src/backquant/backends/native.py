@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from backquant.backend_config import BackendConfig
-from backquant.backends.defaults import FBGEMM_DEFAULTS
-from backquant.backends.dtypes import (
+from backquant.backends.defaults import (
     DYNAMIC_FLOAT16,
     DYNAMIC_INT8,
+    FBGEMM_DEFAULTS,
     FBGEMM_TRANSPOSED,
     FLOAT_WEIGHT_QUINT8,
     QUINT8,
@@ -24,7 +24,6 @@ from backquant.backends.dtypes import (
     WEIGHTED_QUINT8,
 )
 from backquant.operators import (
-    catalog,
     conv,
     elementwise,
     embedding,
@@ -34,6 +33,7 @@ from backquant.operators import (
     recurrent,
     shape,
 )
+from backquant.operators import equivalents as catalog
 
 DYNAMIC = [DYNAMIC_INT8, DYNAMIC_FLOAT16]
 

@@ -8,11 +8,11 @@ linear + Tanh as one kernel, and layer norm.
 from __future__ import annotations
 
 from backquant.backend_config import BackendConfig
-from backquant.backends.defaults import ONEDNN_DEFAULTS
-from backquant.backends.dtypes import (
+from backquant.backends.defaults import (
     DYNAMIC_INT8,
     FBGEMM_TRANSPOSED,
     FLOAT_WEIGHT_QUINT8,
+    ONEDNN_DEFAULTS,
     QUINT8,
     RECURRENT_INT8,
     WEIGHT_ONLY_QUINT4X2,
@@ -20,7 +20,6 @@ from backquant.backends.dtypes import (
     WEIGHTED_QUINT8,
 )
 from backquant.operators import (
-    catalog,
     conv,
     conv_add,
     elementwise,
@@ -32,6 +31,7 @@ from backquant.operators import (
     recurrent,
     shape,
 )
+from backquant.operators import equivalents as catalog
 
 LINEAR = [WEIGHTED_QUINT8, DYNAMIC_INT8]
 

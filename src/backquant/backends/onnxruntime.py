@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from backquant.backend_config import BackendConfig, DTypeConfig, KnownSlower, LeaveFloat, QDQRules
+from backquant.backends.defaults import AT_EACH_CALL, STEP_BY_STEP
 from backquant.backends.deployed import (
     ADDITIONS,
     DEPLOYED_DEFAULTS,
@@ -34,7 +35,6 @@ from backquant.backends.deployed import (
     in_groups,
     tables_in_groups,
 )
-from backquant.backends.dtypes import AT_EACH_CALL, STEP_BY_STEP
 from backquant.dtypes.table import INT4, UINT4
 from backquant.operators import (
     clamped,

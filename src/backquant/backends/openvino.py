@@ -26,7 +26,13 @@ from backquant.backend_config import (
     QDQRules,
     QuantDefault,
 )
-from backquant.backends.defaults import CONVOLUTIONS, QAT_CHANNEL_WEIGHT, TRANSPOSED
+from backquant.backends.defaults import (
+    BFLOAT16,
+    CONVOLUTIONS,
+    FLOAT32,
+    QAT_CHANNEL_WEIGHT,
+    TRANSPOSED,
+)
 from backquant.backends.deployed import (
     ADDITIONS,
     AVERAGES,
@@ -43,9 +49,8 @@ from backquant.backends.deployed import (
     WEIGHT,
     in_groups,
     tables_in_groups,
+    that_end,
 )
-from backquant.backends.dtypes import BFLOAT16, FLOAT32
-from backquant.backends.endless import that_end
 from backquant.dtypes.table import INT4, UINT4
 from backquant.operators import clamped, conv, elementwise, embedding, grouped, linear, shape
 from backquant.operators.entry import admit, observed

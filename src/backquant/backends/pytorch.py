@@ -29,7 +29,6 @@ from backquant.backend_config import (
     get_backend_config,
 )
 from backquant.operators import (
-    catalog,
     conv,
     elementwise,
     embedding,
@@ -39,6 +38,7 @@ from backquant.operators import (
     recurrent,
     shape,
 )
+from backquant.operators import equivalents as catalog
 
 __all__ = [
     "get_executorch_backend_config",

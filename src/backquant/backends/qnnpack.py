@@ -13,9 +13,9 @@ step of the result, a layer with a bias stays float.
 from __future__ import annotations
 
 from backquant.backend_config import BackendConfig, DTypeConfig
-from backquant.backends.defaults import QNNPACK_DEFAULTS
-from backquant.backends.dtypes import (
+from backquant.backends.defaults import (
     DYNAMIC_INT8,
+    QNNPACK_DEFAULTS,
     QUINT8,
     RECURRENT_INT8,
     SYMMETRIC_QINT8,
@@ -25,7 +25,6 @@ from backquant.backends.dtypes import (
     WEIGHTED_SYMMETRIC_QINT8,
 )
 from backquant.operators import (
-    catalog,
     conv,
     elementwise,
     embedding,
@@ -35,6 +34,7 @@ from backquant.operators import (
     recurrent,
     shape,
 )
+from backquant.operators import equivalents as catalog
 
 # Biases are integers of one step of the input by one of the weight.
 WEIGHTED = [
@@ -42,6 +42,7 @@ WEIGHTED = [
     for config in (WEIGHTED_SYMMETRIC_QINT8, WEIGHTED_QUINT8)
 ]
 PLAIN = [SYMMETRIC_QINT8, QUINT8]
+
 # its transposed kernel gives wrong numbers in three dimensions
 TRANSPOSED = {1: None, 2: None}
 

@@ -7,8 +7,7 @@ of a max pooling are item 0 of a pair. The result is the reference model.
 from __future__ import annotations
 
 from backquant.backend_config import BackendConfig
-from backquant.backends.defaults import QNNPACK_PT2E_DEFAULTS
-from backquant.backends.dtypes import QUINT8, WEIGHTED_QUINT8
+from backquant.backends.defaults import QNNPACK_PT2E_DEFAULTS, QUINT8, WEIGHTED_QUINT8
 from backquant.operators import conv, elementwise, linear, overload, pooling, shape
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints, QDQRules
-from backquant.backends.defaults import TENSORRT_DEFAULTS
-from backquant.backends.dtypes import FLOAT32
-from backquant.backends.epilogues import EPILOGUES
-from backquant.operators import catalog, conv, elementwise, linear, shape
+from backquant.backends.defaults import FLOAT32, TENSORRT_DEFAULTS
+from backquant.backends.deployed import EPILOGUES
+from backquant.operators import conv, elementwise, linear, shape
+from backquant.operators import equivalents as catalog
 
 SYMMETRIC = DTypeWithConstraints(torch.qint8, symmetric=True)
 WEIGHTED_QINT8 = DTypeConfig(SYMMETRIC, SYMMETRIC, SYMMETRIC, torch.float, tolerance=FLOAT32)

@@ -23,9 +23,10 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backends.defaults import RESHAPE
-from backquant.backends.epilogues import EPILOGUES
+from backquant.backends.deployed import EPILOGUES
 from backquant.nn import intrinsic
-from backquant.operators import catalog, conv, elementwise, linear, shape
+from backquant.operators import conv, elementwise, linear, shape
+from backquant.operators import equivalents as catalog
 
 FP8 = DTypeWithConstraints(torch.float8_e4m3fn, symmetric=True, granularity="per_tensor")
 WEIGHTED_FP8 = DTypeConfig(FP8, FP8, FP8, torch.float)

@@ -7,8 +7,7 @@ range overflow the 16-bit sum), weights signed 8-bit per output channel.
 from __future__ import annotations
 
 from backquant.backend_config import BackendConfig
-from backquant.backends.defaults import X86_DEFAULTS
-from backquant.backends.dtypes import (
+from backquant.backends.defaults import (
     DYNAMIC_FLOAT16,
     DYNAMIC_INT8,
     FBGEMM_TRANSPOSED,
@@ -18,9 +17,9 @@ from backquant.backends.dtypes import (
     WEIGHT_ONLY_QUINT4X2,
     WEIGHT_ONLY_QUINT8,
     WEIGHTED_QUINT8,
+    X86_DEFAULTS,
 )
 from backquant.operators import (
-    catalog,
     conv,
     elementwise,
     embedding,
@@ -31,6 +30,7 @@ from backquant.operators import (
     recurrent,
     shape,
 )
+from backquant.operators import equivalents as catalog
 
 DYNAMIC = [DYNAMIC_INT8, DYNAMIC_FLOAT16]
 

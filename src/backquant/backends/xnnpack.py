@@ -36,8 +36,7 @@ from backquant.backend_config import (
     QuantDefault,
     Tolerance,
 )
-from backquant.backends.defaults import SIGNED_DEFAULTS
-from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
+from backquant.backends.defaults import AT_EACH_CALL, FLOAT32, SIGNED_DEFAULTS
 from backquant.dtypes.table import INT4
 from backquant.graph.grouped import grouped_linear
 from backquant.operators import conv, elementwise, grouped, linear, shape, spellings

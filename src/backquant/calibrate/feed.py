@@ -32,7 +32,7 @@ from backquant.graph.devices import other_devices
 from backquant.graph.example import describe_value
 from backquant.graph.example import inputs_of as named_inputs
 from backquant.graph.export import Interface, interface_of
-from backquant.graph.inputs_behind import inputs_behind
+from backquant.graph.queries import inputs_behind
 from backquant.observe import is_observer_or_fake_quantize, is_placeholder
 from backquant.operators import moves_values
 from backquant.prepare import Role, prepared_state

@@ -8,10 +8,9 @@ import typer
 
 import backquant
 from backquant.cli import accuracy_commands, export_command, model_commands, spec_commands
-from backquant.cli.conform_command import conform
+from backquant.cli.accuracy_commands import conform
 from backquant.cli.demo.command import demo
-from backquant.cli.migrate_command import migrate
-from backquant.cli.parts_command import quantize_parts
+from backquant.cli.parts_command import migrate, quantize_parts
 
 app = typer.Typer(
     name="backquant",

@@ -122,7 +122,7 @@ def beside(artifact: Path, to: str | None) -> Path:
 def checked_target(to: str | None, path: Path, force: bool) -> Path:
     """``path``, refused before minutes of work where the export would refuse it after them."""
     from backquant.deploy import check_installed, find_target
-    from backquant.deploy.output_files import check_place
+    from backquant.deploy.target import check_place
 
     check_installed(find_target(to, path))
     if path.is_file() and not force:

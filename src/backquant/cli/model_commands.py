@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -14,11 +14,16 @@ from backquant.errors import UsageError
 from backquant.files import is_folder, write_text
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from backquant.api.checkpoints import CheckpointReport
     from backquant.backend_config import BackendConfig
     from backquant.calibrate.checkpoint import Checkpoint
     from backquant.deploy import Target
     from backquant.report.model import Report
     from backquant.runtime import QuantizedModel
+
+__all__ = ["check_for_folder", "is_model_folder", "quantize_folder"]
 
 
 class Page(Protocol):
@@ -52,7 +57,6 @@ Allow = Annotated[
         help="Package that the backend's file and the artifact may refer to.",
     ),
 ]
-
 Table = Annotated[bool, typer.Option("--table", help="Also print all operators as a table.")]
 BatchSize = Annotated[
     int, typer.Option("--batch-size", min=1, help="Samples per batch, for files of arrays.")
@@ -88,8 +92,7 @@ def explain(
 ) -> None:
     """Report what every operator would become on a backend, and why. Needs no data."""
     import backquant
-    from backquant.cli.backends import sound_backend
-    from backquant.cli.models import load_model, parse_inputs
+    from backquant.cli.models import load_model, parse_inputs, sound_backend
 
     with guarded(as_json=as_json):
         config = sound_backend(backend, allow)
@@ -198,16 +201,16 @@ def quantize(
     """Quantize a model and write one file that runs without its code."""
     import backquant
     from backquant.calibrate.feed import spinner
-    from backquant.cli.backends import sound_backend
-    from backquant.cli.checkpoint_command import (
-        check_for_folder,
-        is_model_folder,
-        quantize_folder,
-    )
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
     from backquant.cli.mapped_weights import check_plain, made_empty, written
-    from backquant.cli.models import load_model, parse_inputs, parse_requirement, parse_weights
+    from backquant.cli.models import (
+        load_model,
+        parse_inputs,
+        parse_requirement,
+        parse_weights,
+        sound_backend,
+    )
     from backquant.cli.ranks import launched, of_rank, rank_in
     from backquant.deploy import find_target
 
@@ -369,9 +372,92 @@ def _shown(report: Report, *, table: bool) -> list[object]:
 
 
 def _summary(quantized: QuantizedModel, output: Path) -> list[object]:
-    from backquant.report.words import human_bytes
+    from backquant.report.document import human_bytes
 
     size = human_bytes(output.stat().st_size)
     tensors = human_bytes(quantized.report.quantized_bytes)
     words = f"\nwritten: {output} ({size}: {tensors} of weights, and graph and report)"
     return [quantized.report.document(), words]
+
+
+# ``quantize FOLDER``: a language model from its Hugging Face folder to a checkpoint that a server opens.
+
+
+def is_model_folder(text: str) -> bool:
+    """Whether MODEL is a folder, not ``module:factory``.
+
+    >>> is_model_folder("."), is_model_folder("mymodels:net")
+    (True, False)
+    """
+    return Path(text).is_dir()
+
+
+def check_for_folder(*unused: Any) -> None:
+    """Raise ``UsageError`` for options that say nothing of a folder."""
+    if any(option is not None and option != [] for option in unused):
+        raise UsageError(
+            "a folder goes to a format of checkpoints, which has a description of its own",
+            where="--backend, --engine, --files, --inputs or --checkpoint",
+            fix="leave it out: a run that was broken off goes on by itself",
+        )
+
+
+def quantize_folder(
+    folder: Path,
+    output: Path,
+    to: str | None,
+    weights: str | Mapping[str, str | None] | None,
+    group_size: int | None,
+    data: str | None,
+    recipe: str,
+    batch_size: int,
+    *,
+    activations: str | None = None,
+    force: bool,
+    quiet: bool,
+) -> CheckpointReport:
+    """Write the checkpoint. Raises as ``backquant.quantize_checkpoint``, and ``UsageError`` where the
+    format or
+    the weights are not named, and for a recipe without data."""
+    import backquant
+    from backquant.cli.data import load_data
+
+    if to is None or weights is None:
+        raise UsageError(
+            "a folder needs a format and weights",
+            where="quantize FOLDER",
+            fix="--weights int4:128 --to compressed-tensors",
+        )
+    if data is None and recipe not in ("default", "none"):
+        raise UsageError(
+            f"the recipe {recipe!r} needs data",
+            where="--recipe",
+            fix="--data tokens.npz, with an array input_ids",
+        )
+    batches = None
+    if data is not None:
+        batches = load_data(data, _tokens(), batch_size)
+    return backquant.quantize_checkpoint(
+        folder,
+        output,
+        to=to,
+        weights=weights,
+        group_size=group_size,
+        activations=activations,
+        calibration=batches,
+        recipe=recipe,
+        overwrite=force,
+        progress=not quiet,
+    )
+
+
+def _tokens() -> nn.Module:
+    """What data are for: the arguments of every decoder."""
+    from torch import Tensor, nn
+
+    class Decoder(nn.Module):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            del attention_mask
+            return input_ids
+
+    return Decoder()

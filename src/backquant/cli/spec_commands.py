@@ -44,8 +44,7 @@ class SchemaOf(str, Enum):
 
 def backends(as_json: Json = False) -> None:
     """List the backends that are found by name, and which of their engines run here."""
-    from backquant.cli.engines import engine_here
-    from backquant.cli.listed import listed_backends
+    from backquant.cli.listed import engine_here, listed_backends
     from backquant.pages import Table
 
     with guarded(as_json=as_json):
@@ -64,11 +63,11 @@ def show(
     allow: Allow = None,
 ) -> None:
     """Print what a backend supports, operator by operator, and its default observers."""
-    from backquant.backend_config import tables
-    from backquant.cli.backends import load_backend
-    from backquant.cli.engines import engine_here
+    from backquant.backend_config import derived as tables
+    from backquant.cli.listed import engine_here
+    from backquant.cli.models import load_backend
     from backquant.pages.html import to_html
-    from backquant.pages.markdown import to_markdown
+    from backquant.pages.text import to_markdown
 
     with guarded(as_json=as_json):
         config = load_backend(backend, allow)
@@ -90,7 +89,7 @@ def show(
 
 def diff(a: Backend, b: Backend, as_json: Json = False, allow: Allow = None) -> None:
     """Print what differs between two backends, per operator and field. Exit 1 if they differ."""
-    from backquant.cli.backends import load_backend
+    from backquant.cli.models import load_backend
 
     with guarded(as_json=as_json):
         difference = load_backend(a, allow).diff(load_backend(b, allow))
@@ -118,7 +117,7 @@ def check(
     if target is not None or is_onnx(spec):
         check_file(spec, target, as_json=as_json)
         return
-    from backquant.cli.backends import findings
+    from backquant.cli.models import findings
 
     with guarded(as_json=as_json):
         found = findings(spec, allow)

@@ -18,7 +18,6 @@ from backquant.backend_config import (
     ObservationType,
 )
 from backquant.conformance.bounds import admitted
-from backquant.conformance.case import Outcome, Trial, Verdict, trial_data
 from backquant.conformance.data import (
     PROBES,
     Probe,
@@ -37,30 +36,85 @@ from backquant.conformance.engine_protocol import (
     RefusedByEngineError,
 )
 from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
-from backquant.conformance.refusals import (
-    by_condition,
-    in_float,
-    no_tensor,
-    refused_after_calibration,
-)
+from backquant.conformance.results import Outcome, Trial, Verdict, trial_data
 from backquant.conformance.rounded_once import (
     distance,
     references_behind,
     references_of_parts,
     with_seven_bits,
 )
+from backquant.conformance.samples import asked_for
 from backquant.conformance.torch_engines import REFERENCE, TorchEngine, said, single
-from backquant.conformance.variants import asked_for
-from backquant.convert import convert_to_reference
+from backquant.convert import convert_to_reference, reference_state
 from backquant.dtypes import is_quantized
 from backquant.errors import BackquantError
 from backquant.graph.silence import without_warnings
-from backquant.lower.dynamic import dynamic_input
+from backquant.lower.qdq import dynamic_input
+from backquant.match import Plan, Reason
 from backquant.match.fixes import QConfigFix
+from backquant.match.plan import Decision
+from backquant.match.plan import Outcome as PlanOutcome
 from backquant.operators import find
 from backquant.operators.operator import QParamsRule
 from backquant.prepare import prepared_state
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.reason_codes import ReasonCode
+
+# What a plan refuses, and why: before calibration, and once scales are known.
+
+
+def refused_after_calibration(prepared: fx.GraphModule) -> Reason | None:
+    """The reason of a rule of the description on measured scales; ``None`` where the plan holds.
+
+    >>> import torch
+    >>> from backquant.api import prepare_fx
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> mapping = get_default_qconfig_mapping("qnnpack")
+    >>> layer, example = torch.nn.Linear(4, 4), (torch.rand(2, 4),)
+    >>> _ = torch.nn.init.constant_(layer.bias, -2.7)
+    >>> model = torch.nn.Sequential(layer, torch.nn.ReLU())
+    >>> prepared = prepare_fx(model, mapping, example, backend_config="qnnpack")
+    >>> _ = prepared(*example)
+    >>> print(refused_after_calibration(prepared).rule)
+    bias-step
+    """
+    asked = {(one.node, one.rule) for one in prepared_state(prepared).plan.predicates}
+    if not asked:
+        return None
+    plan = reference_state(convert_to_reference(prepared)).plan
+    reasons = (reason for decision in plan.decisions.values() for reason in decision.reasons)
+    return next((each for each in reasons if (each.node, each.rule) in asked), None)
+
+
+def in_float(plan: Plan) -> str | None:
+    """Why the plan leaves the operator in float; ``None`` where it does not."""
+    decisions = [plan.decisions[match.anchor] for match in plan.matches]
+    told = [reason_text(each) for each in decisions if not each.quantized]
+    if told:
+        return told[0]
+    return None if decisions else "no entry of the description matches the operator"
+
+
+def by_condition(plan: Plan) -> bool:
+    """Whether the plan refuses a use for a condition of the entry."""
+    decisions = [plan.decisions[match.anchor] for match in plan.matches]
+    return any(r.rule == ReasonCode.CONDITION for each in decisions for r in each.reasons)
+
+
+def no_tensor(decision: Decision) -> bool:
+    """Whether an operator has no tensor to quantize."""
+    return decision.outcome is PlanOutcome.NOT_TENSOR
+
+
+def reason_text(decision: Decision) -> str:
+    """Why an operator stays float."""
+    if not decision.reasons:
+        return f"{decision.operator} stays float, for no reason"
+    last = decision.reasons[-1]
+    return (
+        f"{decision.operator} stays float: {last.rule}: {last.asked}; admitted is {last.admitted}"
+    )
+
 
 #: A trial on its way: outcomes as they come, and what the engine is asked to build, which is sent back built.
 Steps = Generator[Outcome | Build, Answer, None]
@@ -385,8 +439,6 @@ def judged(
 #
 # FBGEMM's do, where float16 is asked for at each call: a gate's sum of large inputs is off by its share
 # of what they were rounded by, and a state that the gate holds near 0 by that part of itself.
-
-
 def with_float_inputs(reference: fx.GraphModule) -> fx.GraphModule | None:
     """``reference`` without casts to a narrower float and back at each call; ``None`` if it has none.
 

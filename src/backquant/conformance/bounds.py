@@ -24,13 +24,12 @@ from backquant.backend_config.conditions import (
 )
 from backquant.backend_config.conditions.expressions import Number
 from backquant.conformance.models import FloatModel, NoExampleError, float_model
-from backquant.conformance.variants import variants
+from backquant.conformance.samples import variants
 from backquant.graph import GraphIndex
 from backquant.graph.shapes import GraphValues
 from backquant.match.conditions import unmet, value_of
-from backquant.operators.example import Sample
 from backquant.operators.facts import Unknown, UseFacts
-from backquant.operators.operator import Operator
+from backquant.operators.operator import Operator, Sample
 
 #: What is known only of the weight as it is asked for.
 _ASKED = ("weight_sums", "group_size")

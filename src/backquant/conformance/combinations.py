@@ -26,21 +26,19 @@ from backquant.conformance.attempt import (
     Steps,
     blank_outcome,
     calibrated,
+    in_float,
     on_admitted,
     prepared_module,
 )
 from backquant.conformance.bounds import admitted
-from backquant.conformance.case import Claim, Trial, Verdict, dtypes_text
 from backquant.conformance.data import drawn_ranges
 from backquant.conformance.models import FloatModel, Input
-from backquant.conformance.refusals import in_float
-from backquant.conformance.samples import drawn_sample, sample_text
-from backquant.conformance.variants import asked_for
+from backquant.conformance.results import Claim, Trial, Verdict, dtypes_text
+from backquant.conformance.samples import asked_for, drawn_sample, sample_text
 from backquant.dtypes import is_quantized
 from backquant.errors import BackquantError
 from backquant.operators import find
-from backquant.operators.example import build_module
-from backquant.operators.operator import Operator
+from backquant.operators.operator import Operator, build_module
 from backquant.prepare import prepared_state
 from backquant.reason_codes import ReasonCode
 

@@ -25,8 +25,7 @@ from backquant.conformance.engine_protocol import (
     RefusedByEngineError,
 )
 from backquant.conformance.rounded_once import BuildsTogether
-from backquant.conformance.side_by_side import joined_graphs
-from backquant.conformance.target_engines import TargetEngine
+from backquant.conformance.target_engines import TargetEngine, joined_graphs
 from backquant.conformance.torch_engines import REFERENCE, BuiltHere, TorchEngine, said
 from backquant.conformance.tosa.engine import ACCELERATORS, TOSA, TosaEngine
 from backquant.convert import convert_to_reference

@@ -22,8 +22,7 @@ from backquant.conformance.samples import drawn_sample, sample_text, with_featur
 from backquant.dtypes import Granularity
 from backquant.nn.intrinsic import FusedModule
 from backquant.operators import find
-from backquant.operators.example import INPUT, SEED, Sample, Weight, build_module
-from backquant.operators.operator import Operator
+from backquant.operators.operator import INPUT, SEED, Operator, Sample, Weight, build_module
 
 #: Examples for operators without a record: by spelling, a module and its inputs.
 Examples = Mapping[Any, tuple[nn.Module, tuple[Tensor, ...]]]

@@ -19,8 +19,7 @@ from backquant.conformance.engine_protocol import Answer, Build, BuiltModel, Ref
 from backquant.conformance.torch_engines import said
 from backquant.convert import convert_to_reference
 from backquant.errors import BackquantError
-from backquant.lower.dynamic import is_dynamic_boundary
-from backquant.lower.qdq import is_dequantize, is_quantize
+from backquant.lower.qdq import is_dequantize, is_dynamic_boundary, is_quantize
 from backquant.operators import spellings
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from backquant.conformance.case import Outcome, Side, Trial, Verdict, trial_data
+from backquant.conformance.results import Outcome, Side, Trial, Verdict, trial_data
 
 #: Trials that go side by side, and what may be sent about them: ``done`` with the position of one,
 #: ``outcome`` with that and the outcome's data, ``at`` with the case that comes.

@@ -31,9 +31,9 @@ from backquant.convert.state import Conversion
 from backquant.dtypes import tensor_token
 from backquant.errors import BackquantError, ConfigError
 from backquant.graph import free_path, nodes_in, set_module
-from backquant.match.custom import requested_kind
 from backquant.match.plan import Decision, Match, MatchKind, Outcome
-from backquant.match.readable_names import op_name
+from backquant.match.refusal import op_name
+from backquant.match.roles import requested_kind
 from backquant.match.rules import RuleTable
 from backquant.nn import quantizable, quantized
 from backquant.prepare import Site, give_qconfigs

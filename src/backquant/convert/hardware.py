@@ -30,7 +30,7 @@ from backquant.prepare import Role
 # 3. ``scales``: the smallest of the set that is not below; where all are, it stays, and the plan refuses
 #    it.
 # 4. ``power_of_two_scale``: the next power of two above.
-# 5. ``scale_dtype``: as it is stored (``backquant.dtypes.stored_scales``); of groups that are quantized at
+# 5. ``scale_dtype``: as it is stored (``backquant.dtypes.granularity``); of groups that are quantized at
 #    each call the dtype is handed on.
 # 6. ``requantization_ratio``: weights get the scale next above that makes input × weight / output what is
 #    demanded; ``hardware_ratios`` has raised the output's before.

@@ -33,7 +33,7 @@ from backquant.graph import (
     verify,
 )
 from backquant.graph.clone import with_own_state
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 from backquant.operators import moves_values
 from backquant.prepare import QUANTIZED_INPUT, Record, with_state
 from backquant.qconfig import PrepareCustomConfig

@@ -63,9 +63,9 @@ from backquant.graph import (
 )
 from backquant.graph.shapes import GraphValues
 from backquant.match import CustomMatching, Match, MatchKind, Plan, Reason, make_plan
-from backquant.match.recheck import float_results, only_moves, recheck
+from backquant.match.scale_rules import float_results, only_moves, recheck
 from backquant.nn.intrinsic.rank import drop_rank_checks
-from backquant.observe.qparams import measure
+from backquant.observe.protocol import measure
 from backquant.prepare import (
     ObserverSource,
     PreparedModule,

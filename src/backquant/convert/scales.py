@@ -20,7 +20,7 @@ from backquant.convert.weights import weight_scales, without_training
 from backquant.dtypes import ObservedQParams
 from backquant.graph import contract, get_module
 from backquant.match.plan import Match
-from backquant.match.recheck import MeasuredScales
+from backquant.match.scale_rules import MeasuredScales
 from backquant.observe import is_fixed_qparams
 from backquant.prepare import Role, Site
 from backquant.prepare.record import QParamsKey

@@ -50,8 +50,8 @@ from backquant.graph import (
     set_module,
 )
 from backquant.match.plan import Match, MatchKind
-from backquant.observe.qparams import measure, qparam_dict
-from backquant.observe.weights_together import weights_together
+from backquant.observe.protocol import measure, qparam_dict
+from backquant.observe.together import weights_together
 from backquant.prepare import ObserverSpec, PreparedModule, Role, prepared_state
 
 # The qparams of small weights, by observer and the id of the float weight.

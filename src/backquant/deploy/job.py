@@ -9,18 +9,25 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
-from backquant.deploy.decomposed import decomposed_for_runtimes
 from backquant.deploy.edits import AtenCalls, replace
-from backquant.deploy.program import Program, export_program, origins_of_stacks
-from backquant.dtypes import Granularity, QParams, is_quantized
+from backquant.deploy.program import (
+    Program,
+    decomposed_for_runtimes,
+    export_program,
+    origins_of_stacks,
+)
+from backquant.dtypes import Granularity, QParams, block_of, is_quantized
+from backquant.lower.qdq import is_block_dequantize
 from backquant.match.plan import MatchKind, Plan
 from backquant.operators import overload
 
-__all__ = ["OUTPUT", "ExpectedOperator", "ExportJob", "expected_operators"]
+__all__ = ["OUTPUT", "ExpectedOperator", "ExportJob", "expected_operators", "spell_groups"]
+
 
 #: Before the label of an output in ``ExportJob.edges``.
 OUTPUT = "output "
@@ -129,8 +136,6 @@ def _computes_in_float(dtype: torch.dtype | None) -> bool:
 #
 # Few runtimes take ``index_put`` with a boolean mask, and ONNX has no form of it behind other axes. Where the
 # value is the same for all places of the mask, ``torch.where`` gives the same; other writes stay as they are.
-
-
 def choose_where_masked(program: Program) -> Program:
     """``program`` with such writes replaced; the same object where there is none.
 
@@ -195,3 +200,22 @@ def _fits(given: Any, shape: Any) -> bool:
         statically_known_true(size == 1) or (statically_known_true(size == room))
         for size, room in zip(given, last, strict=True)
     )
+
+
+# Weights in groups of a row, as ``quantized_decomposed`` spells them.
+
+
+def spell_groups(exported: ExportedProgram) -> None:
+    """``dequantize_blocks`` of a matrix in groups of a row as ``dequantize_per_channel_group``, in place."""
+    ops = torch.ops.quantized_decomposed
+    for node in exported.graph.nodes:
+        if not is_block_dequantize(node):
+            continue
+        weight, scale, zero_point = node.args
+        block = block_of(weight.meta["val"].shape, scale.meta["val"].shape) or ()
+        dtype = weight.meta["val"].dtype
+        bounds = (-8, 7) if dtype == torch.int8 else (0, 15)
+        if len(block) == 2 and block[0] == 1 and block[1] > 1:
+            node.target = ops.dequantize_per_channel_group.default
+            node.args = (weight, scale, zero_point, *bounds, dtype, block[1], torch.float32)
+    exported.graph_module.recompile()

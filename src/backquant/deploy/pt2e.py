@@ -22,11 +22,15 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
-from backquant.deploy.between_nodes import BETWEEN, Computed, Read, written_operators
 from backquant.deploy.exported import Written
-from backquant.deploy.groups import spell_groups
-from backquant.deploy.job import ExportJob
-from backquant.deploy.portable import dequantize_per_user
+from backquant.deploy.job import ExportJob, spell_groups
+from backquant.deploy.portable import (
+    BETWEEN,
+    Computed,
+    Read,
+    dequantize_per_user,
+    written_operators,
+)
 from backquant.deploy.program import Program, origins_of_stacks, quiet
 from backquant.deploy.roundings import (
     STANDARD,
@@ -35,9 +39,13 @@ from backquant.deploy.roundings import (
     with_standard_quantize,
 )
 from backquant.deploy.target import Requirement
-from backquant.graph.blocks import dequantize_blocks
-from backquant.graph.float8 import dequantize_float8, quantize_float8
-from backquant.graph.requantize import quantize_rounded, requantize
+from backquant.graph.dialect_ops import (
+    dequantize_blocks,
+    dequantize_float8,
+    quantize_float8,
+    quantize_rounded,
+    requantize,
+)
 from backquant.match.plan import Reason
 
 __all__ = ["TARGET", "PT2ETarget"]

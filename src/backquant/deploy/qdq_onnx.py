@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from backquant.deploy.between_nodes import BETWEEN, Computed, Read, written_operators
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, qdq_model, save_onnx, untranslated
-from backquant.deploy.onnx.provenance import ORIGIN
+from backquant.deploy.onnx.exporter import ORIGIN
 from backquant.deploy.onnx.roundings import DOMAIN, described_quantize
+from backquant.deploy.portable import BETWEEN, Computed, Read, written_operators
 from backquant.deploy.roundings import STANDARD
 from backquant.match.plan import Reason
 

@@ -18,7 +18,7 @@ from torch import fx, nn
 from backquant.graph import get_module
 from backquant.graph.edit import NamePool
 from backquant.graph.folding import is_random
-from backquant.graph.quiet import quiet
+from backquant.graph.silence import quiet
 
 _SIZES = ("size", "dim", "ndimension", "numel", "shape", "ndim")
 _LIKE = ("new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like")

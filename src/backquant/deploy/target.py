@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +21,8 @@ from backquant.convert import IntegerEdges
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.entry_points import read_entry_point
-from backquant.errors import MissingExtraError, UsageError, did_you_mean
+from backquant.errors import ExportError, MissingExtraError, UsageError, did_you_mean
+from backquant.files import is_folder, replacing
 from backquant.match.plan import Reason
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
 ]
 
 _GROUP = "backquant.targets"
+
 #: The targets of this package; they need no installed metadata and cannot be replaced.
 _BUILT_IN = {
     "onnx": "backquant.deploy.onnxruntime:TARGET",
@@ -252,3 +256,49 @@ def _numbers(version: str, like: str = "") -> tuple[int, ...]:
     parts = version.split("+", maxsplit=1)[0].split(".")
     places = len(like.split(".")) if like else len(parts)
     return tuple(int(part) if part.isdecimal() else 0 for part in parts[:places])
+
+
+# Files of an export appear whole or not at all.
+
+
+def check_place(path: Path, overwrite: bool) -> None:
+    """Raise ``UsageError`` when a file is there already, or its folder is not.
+
+    >>> check_place(Path("."), overwrite=True)
+    Traceback (most recent call last):
+    backquant.errors.UsageError: . is a folder
+      where  path
+      fix    name a file in it
+    """
+    if is_folder(path):
+        raise UsageError(f"{path} is a folder", where="path", fix="name a file in it")
+    if not is_folder(path.parent):
+        raise UsageError(
+            f"there is no folder {path.parent}", where="path", fix=f"mkdir -p {path.parent}"
+        )
+    if os.path.lexists(path) and not overwrite:
+        raise UsageError(f"{path} exists", where="path", fix="overwrite=True   # or another name")
+
+
+@contextmanager
+def staged(path: Path, files: list[Path]) -> Iterator[Path]:
+    """A path in an empty folder beside ``path``; what is written there is moved when all went well.
+
+    ``files`` is filled with where the files are then, ``path`` first. A link is replaced by the file, so
+    that what belongs together lies together.
+    """
+    try:
+        with replacing(path) as staging:
+            yield staging
+            names = sorted(staging.parent.iterdir(), key=lambda item: item != staging)
+            if staging not in names:
+                raise ExportError(f"the target wrote no {path.name}", where=str(path))
+        files += [path.parent / item.name for item in names]
+    except OSError as error:
+        elsewhere = error.filename is not None and Path(error.filename).is_dir()
+        raise ExportError(
+            f"{path} cannot be written: {error.strerror or error}"
+            + (f" in {error.filename}" if elsewhere else ""),
+            where=str(path),
+            fix="make room, or choose a folder that can be written to",
+        ) from error

@@ -1,48 +1,47 @@
 """The dtypes that values are quantized to: one table, their ranges and schemes, and the arithmetic."""
 
 from backquant.dtypes.arithmetic import (
+    Requantization,
     Rounding,
+    between_entries,
     dequantize_tensor,
+    interpolated_table,
+    quantize_multiplier,
     quantize_tensor,
+    requantize_sums,
     round_to,
+    shift_of,
 )
-from backquant.dtypes.granularity import Granularity, Undivided, block_of
-from backquant.dtypes.interpolation import between_entries, interpolated_table
-from backquant.dtypes.measured_range import (
-    QuantRange,
-    affine_qparams,
-    array_qparams,
-    resolve_range,
-)
+from backquant.dtypes.granularity import Granularity, Undivided, block_of, stored_scale
 from backquant.dtypes.packing import (
     bits_of_values,
     pack_integers,
     stored_bytes,
     unpack_integers,
 )
-from backquant.dtypes.qdtype import Format, QDType
-from backquant.dtypes.qparams import ObservedQParams, QParams, TensorQParams
-from backquant.dtypes.requantization import (
-    Requantization,
-    quantize_multiplier,
-    requantize_sums,
-    shift_of,
+from backquant.dtypes.qparams import (
+    ObservedQParams,
+    QParams,
+    QuantRange,
+    TensorQParams,
+    affine_qparams,
+    array_qparams,
+    resolve_range,
 )
-from backquant.dtypes.scheme import (
-    decode_schemes,
-    encode_schemes,
-    is_per_channel,
-    is_per_tensor,
-    is_symmetric,
-)
-from backquant.dtypes.stored_scales import stored_scale
 from backquant.dtypes.table import (
+    Format,
+    QDType,
+    decode_schemes,
     dtype_name,
+    encode_schemes,
     find_dtype,
     integer_range,
     is_narrow_float,
+    is_per_channel,
+    is_per_tensor,
     is_quantized,
     is_scaled_float,
+    is_symmetric,
     known_dtypes,
     plain_dtype,
     qdtype,

@@ -7,17 +7,122 @@ program adds one with ``register_dtype``. Entry points are read when a dtype is 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from importlib import metadata
+from typing import Any
+from zlib import crc32
 
 import torch
 
-from backquant.dtypes.qdtype import Format, QDType
 from backquant.entry_points import read_entry_point
 from backquant.errors import ConfigError
 
-# Tokens of few bits that PyTorch has, and its type stubs have not.
+# What is true of one dtype that values are quantized to.
 
+
+class Format(Enum):
+    """How stored values represent numbers."""
+
+    SIGNED = "signed integers"  # value = (q - zero_point) * scale
+    UNSIGNED = "unsigned integers"
+    FLOAT = "narrow floats with a scale"  # value = q * scale
+    CAST = "narrower floats"  # value = q: no scale, no zero point
+    FULL = "floats as they are"
+
+
+@dataclass(frozen=True)
+class QDType:
+    """One row of the table of dtypes; ``register_dtype`` adds one.
+
+    * ``token``: the ``torch.dtype`` that configs, descriptions and observers name it by. PyTorch has some
+      without any operator, such as ``torch.uint6`` or ``torch.int4``.
+    * ``storage``: the plain dtype of the tensors that hold its values.
+    * ``bits``: the width of one value; of integers it gives the range.
+    * ``tensor_token``: whether PyTorch has quantized tensors of ``token``, which
+      ``torch.quantize_per_tensor`` makes (``torch.quint8`` and the like).
+    * ``packed``: several values share a byte in PyTorch's kernels, which take weights only.
+    * ``symmetric_zero_point``: the zero point of symmetric schemes; None: the middle of the range.
+    * ``largest``: the largest value of a narrow float, where it is not that of the storage.
+    * ``number``: the number of the dtype in saved modules; None: derived from its name.
+
+    >>> row = QDType(torch.uint6, torch.uint8, 6, Format.UNSIGNED)
+    >>> row.low, row.high, row.name, row.middle
+    (0, 63, 'uint6', 32)
+    """
+
+    token: torch.dtype
+    storage: torch.dtype
+    bits: int
+    format: Format
+    tensor_token: bool = False
+    packed: bool = False
+    symmetric_zero_point: int | None = None
+    number: int | None = None
+    largest: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The token without ``torch.``."""
+        return str(self.token).removeprefix("torch.")
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether values are integers, with scale and zero point."""
+        return self.format in (Format.SIGNED, Format.UNSIGNED)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether values are narrow floats that have a scale."""
+        return self.format is Format.FLOAT
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether values are divided by a scale, and not only cast."""
+        return self.is_integer or self.is_float
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether weights are stored in this dtype: all but full floats, which they are already."""
+        return self.format is not Format.FULL
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether activations of this dtype get an observer: stored dtypes other than packed integers."""
+        return self.is_stored and (self.is_float or not self.packed)
+
+    @property
+    def low(self) -> int:
+        """The smallest value that is stored."""
+        if not self.is_integer:
+            return -self.high
+        return -(1 << (self.bits - 1)) if self.format is Format.SIGNED else 0
+
+    @property
+    def high(self) -> int:
+        """The largest finite value that is stored."""
+        if not self.is_integer and self.largest is not None:
+            return self.largest
+        if not self.is_integer:
+            return int(torch.finfo(self.storage).max)
+        return (1 << (self.bits - 1)) - 1 if self.format is Format.SIGNED else (1 << self.bits) - 1
+
+    @property
+    def middle(self) -> int:
+        """The zero point of symmetric schemes over the whole range."""
+        if self.symmetric_zero_point is not None:
+            return self.symmetric_zero_point
+        return 1 << (self.bits - 1) if self.format is Format.UNSIGNED else 0
+
+    @property
+    def code(self) -> int:
+        """``number``, or else one that is derived from the name."""
+        return (1 << 32) + crc32(self.name.encode()) if self.number is None else self.number
+
+
+# Tokens of few bits that PyTorch has, and its type stubs have not.
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
 UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
 INT3: torch.dtype = torch.int3  # type: ignore[attr-defined]
@@ -25,8 +130,6 @@ UINT3: torch.dtype = torch.uint3  # type: ignore[attr-defined]
 INT2: torch.dtype = torch.int2  # type: ignore[attr-defined]
 UINT2: torch.dtype = torch.uint2  # type: ignore[attr-defined]
 E2M1: torch.dtype = torch.float4_e2m1fn_x2  # PyTorch's tensors of it hold two in a byte
-
-
 _GROUP = "backquant.dtypes"
 _SIGNED, _UNSIGNED, _FLOAT, _CAST = Format.SIGNED, Format.UNSIGNED, Format.FLOAT, Format.CAST
 
@@ -262,8 +365,6 @@ def quantize_bounds(dtype: torch.dtype, reduce_range: bool = False) -> tuple[int
 
 
 # Dtypes as messages, reports and files write them.
-
-
 def dtype_name(dtype: torch.dtype | None) -> str:
     """``quint8`` for ``torch.quint8``; ``any dtype`` for None.
 
@@ -271,3 +372,84 @@ def dtype_name(dtype: torch.dtype | None) -> str:
     ('quint8', 'float32', 'any dtype')
     """
     return "any dtype" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+# Quantization schemes: per tensor or per channel, affine or symmetric; as tensors they travel in files.
+
+_PER_TENSOR = frozenset({torch.per_tensor_affine, torch.per_tensor_symmetric})
+_PER_CHANNEL = frozenset(
+    {
+        torch.per_channel_affine,
+        torch.per_channel_symmetric,
+        torch.per_channel_affine_float_qparams,
+    }
+)
+_SYMMETRIC = frozenset({torch.per_tensor_symmetric, torch.per_channel_symmetric})
+
+# The codes are part of the file format: they are only ever added to.
+_QSCHEMES: dict[int, torch.qscheme | None] = {
+    0: None,
+    1: torch.per_tensor_affine,
+    2: torch.per_tensor_symmetric,
+    3: torch.per_channel_affine,
+    4: torch.per_channel_symmetric,
+    5: torch.per_channel_affine_float_qparams,
+}
+_CODES = {qscheme: code for code, qscheme in _QSCHEMES.items()}
+
+
+def is_per_tensor(qscheme: Any) -> bool:
+    """Whether one scale serves the whole tensor.
+
+    >>> is_per_tensor(torch.per_tensor_symmetric)
+    True
+    """
+    return qscheme in _PER_TENSOR
+
+
+def is_per_channel(qscheme: Any) -> bool:
+    """Whether every channel has its own scale.
+
+    >>> is_per_channel(torch.per_tensor_symmetric)
+    False
+    """
+    return qscheme in _PER_CHANNEL
+
+
+def is_symmetric(qscheme: Any) -> bool:
+    """Whether the zero point is fixed at the middle of the range.
+
+    >>> is_symmetric(torch.per_channel_symmetric)
+    True
+    """
+    return qscheme in _SYMMETRIC
+
+
+def encode_schemes(schemes: Sequence[tuple[Any, ...]]) -> torch.Tensor:
+    """One row ``[qscheme, dtype, axis, quant_min, quant_max]`` per weight, int64: a ``state_dict`` holds
+    nothing but tensors.
+
+    >>> encode_schemes([(torch.per_channel_affine, torch.qint8, 0, -127, 127)])
+    tensor([[   3,    3,    0, -127,  127]])
+    """
+    rows = [[_CODES[qscheme], qdtype(dtype).code, *numbers] for qscheme, dtype, *numbers in schemes]
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def decode_schemes(state: torch.Tensor) -> list[tuple[Any, ...]]:
+    """The inverse of ``encode_schemes``; ``ConfigError`` on anything else.
+
+    >>> decode_schemes(torch.tensor([[3, 3, 0, -127, 127]]))
+    [(torch.per_channel_affine, torch.qint8, 0, -127, 127)]
+    """
+    readable = isinstance(state, torch.Tensor) and state.dim() == 2 and state.shape[1] == 5
+    rows = state.tolist() if readable else []
+    dtypes = {row.code: row.token for row in known_dtypes()}
+    if not rows or any(row[0] not in _QSCHEMES or row[1] not in dtypes for row in rows):
+        raise ConfigError(
+            "the schemes of weights in the state_dict cannot be read",
+            where=f"weight_qscheme, weight_dtype, … = {state!r}",
+            fix="load a state_dict that a reference module of backquant wrote; a dtype that a program "
+            "registers has to be registered here, too",
+        )
+    return [(_QSCHEMES[row[0]], dtypes[row[1]], *row[2:]) for row in rows]

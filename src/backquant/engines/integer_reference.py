@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import torch
 
-from backquant.engines.tables.integer.at_each_call import at_each_call_rules
 from backquant.engines.tables.integer.lookup_tables import binary_rules, join_rules, table_rules
-from backquant.engines.tables.integer.moved import embedding_rules, resize_rules
-from backquant.engines.tables.integer.reduced import norm_rules, pooling_rules, softmax_rules
-from backquant.engines.tables.integer.weighted import weighted_rules
+from backquant.engines.tables.integer.reduced import (
+    embedding_rules,
+    norm_rules,
+    pooling_rules,
+    resize_rules,
+    softmax_rules,
+)
+from backquant.engines.tables.integer.weighted import at_each_call_rules, weighted_rules
 from backquant.engines.tables.passthrough import passthrough_rules
 from backquant.lower.engine import Engine
-from backquant.lower.engine_info import EngineInfo
-from backquant.lower.machine import MachineFacts
+from backquant.lower.machine import EngineInfo, MachineFacts
 from backquant.lower.rule import LowerRule
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16)

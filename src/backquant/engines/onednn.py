@@ -6,17 +6,14 @@ from functools import partial
 
 import torch
 
-from backquant.engines.builds import alternative, dynamic_kernels, transposed_kernels
+from backquant.engines.quantized import alternative, dynamic_kernels, transposed_kernels
 from backquant.engines.tables.common import common_rules
-from backquant.engines.tables.grouped import grouped_rules
-from backquant.engines.tables.lowbit import lowbit_rules
+from backquant.engines.tables.dynamic import grouped_rules, lowbit_rules
 from backquant.engines.tables.onednn_weighted import conv_add_rules, onednn_weighted_rules
-from backquant.engines.tables.quantized_weighted import quantized_transposed_rules
-from backquant.engines.tables.torch_kernels import TorchKernels
+from backquant.engines.tables.quantized_weighted import TorchKernels, quantized_transposed_rules
 from backquant.errors import EngineError
 from backquant.lower.engine import Engine
-from backquant.lower.engine_info import EngineInfo
-from backquant.lower.machine import MachineFacts
+from backquant.lower.machine import EngineInfo, MachineFacts
 from backquant.lower.rule import LowerRule
 
 _KERNELS = (

@@ -6,18 +6,45 @@ from functools import partial
 
 import torch
 
-from backquant.engines.builds import alternative, dynamic_kernels, transposed_kernels
 from backquant.engines.tables.common import common_rules
 from backquant.engines.tables.quantized_weighted import (
+    TorchKernels,
     quantized_transposed_rules,
     quantized_weighted_rules,
 )
-from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.errors import EngineError
 from backquant.lower.engine import Engine
-from backquant.lower.engine_info import EngineInfo
-from backquant.lower.machine import MachineFacts
+from backquant.lower.machine import EngineInfo, MachineFacts
 from backquant.lower.rule import LowerRule
+
+# What this package's engines share: which kernels of torch's quantized engines a build has.
+
+_OURS = ("x86", "onednn", "fbgemm", "qnnpack")
+
+
+def transposed_kernels(facts: MachineFacts, engine: str) -> tuple[str, ...]:
+    """Transposed convolutions are taken from a quantized engine of torch, which a build may lack."""
+    return (f"quantized.conv_transpose({engine})",) * (engine in facts.quantized_engines)
+
+
+def dynamic_kernels(facts: MachineFacts, engine: str) -> tuple[str, ...]:
+    """Dynamic linear layers run on packed weights of the engine of the same name; float16 ones on
+    those of fbgemm, which x86 uses, too."""
+    if engine not in facts.quantized_engines:
+        return ()
+    plain = f"quantized.linear_dynamic({engine})"
+    half = f"quantized.linear_dynamic_fp16({engine})"
+    return (plain, half) if engine in ("fbgemm", "x86") else (plain,)
+
+
+def alternative(facts: MachineFacts, wanted: str) -> str:
+    """Which of our engines can be used in place of ``wanted``: the fix of an error."""
+    have = [e for e in _OURS if e in facts.quantized_engines and e != wanted]
+    if facts.onednn and not facts.is_x86 and wanted == "x86":
+        have.insert(0, "onednn")
+    if have:
+        return f'backquant.quantize(..., backend="{have[0]}")'
+    return "install a build of torch with oneDNN (pip install torch), or keep the reference model"
 
 
 def rules(kernels: TorchKernels) -> list[LowerRule]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from backquant.graph.affine import fold_affine
-from backquant.graph.alike import alike
 from backquant.graph.any_layout import move_rank_reads, reshape_views
 from backquant.graph.assemble import (
     DeferredGraphModule,
+    alike,
     assemble,
     call_before,
     copied_graph,
@@ -14,7 +13,6 @@ from backquant.graph.assemble import (
     returning,
     take_graph,
 )
-from backquant.graph.blocks import register_blocks
 from backquant.graph.by_mode import ModeValue
 from backquant.graph.capture import Captured, called_whole, capture, preserve
 from backquant.graph.clone import (
@@ -24,11 +22,18 @@ from backquant.graph.clone import (
     shallow_copy,
     without_parametrizations,
 )
-from backquant.graph.collector import released
-from backquant.graph.computed_biases import added_bias
-from backquant.graph.computed_weights import product_of_activations
-from backquant.graph.constant_products import linear_product
-from backquant.graph.custom_gradients import inline_custom_gradients
+from backquant.graph.computed_parameters import (
+    added_bias,
+    fold_affine,
+    linear_product,
+    product_of_activations,
+)
+from backquant.graph.dialect_ops import (
+    register_blocks,
+    register_float8,
+    register_quantized_decomposed,
+    register_requantize,
+)
 from backquant.graph.edit import (
     GraphEditor,
     NamePool,
@@ -37,19 +42,33 @@ from backquant.graph.edit import (
     remove_unused_modules,
     set_module,
 )
-from backquant.graph.einsum import einsum_product
 from backquant.graph.example import as_arguments, check_inputs, with_distinct_tensors
-from backquant.graph.float8 import register_float8
-from backquant.graph.folding import fold_constants
-from backquant.graph.functional_batch_norm import batch_norm_module
+from backquant.graph.folding import fold_constants, inline_call, inline_wrapped
 from backquant.graph.grouped import grouped_product
 from backquant.graph.modes import (
     CapturedForTraining,
     capture_for_training,
+    inline_custom_gradients,
     settle_mode_values,
 )
+from backquant.graph.normal_form import (
+    batch_norm_module,
+    einsum_product,
+    hard_sigmoid,
+    hard_swish,
+    whole_pool,
+    zeros_for_unwritten,
+)
 from backquant.graph.objects import part
-from backquant.graph.passes import Breach, contract, graph_pass, run_pass
+from backquant.graph.passes import (
+    Breach,
+    complaints,
+    contract,
+    graph_pass,
+    released,
+    run_pass,
+    verify,
+)
 from backquant.graph.provenance import Provenance, Scope
 from backquant.graph.queries import (
     GraphIndex,
@@ -60,15 +79,9 @@ from backquant.graph.queries import (
     nodes_in,
     operator_key,
 )
-from backquant.graph.requantize import register_quantized_decomposed, register_requantize
 from backquant.graph.rewrite import GraphRewriter
 from backquant.graph.total import is_of_tensors
 from backquant.graph.tracer import is_leaf
-from backquant.graph.unwritten import zeros_for_unwritten
-from backquant.graph.verify import complaints, verify
-from backquant.graph.whole_pools import whole_pool
-from backquant.graph.wrapped import inline_call, inline_wrapped
-from backquant.graph.written_out import hard_sigmoid, hard_swish
 
 __all__ = [
     "GraphRewriter",

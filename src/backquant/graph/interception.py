@@ -7,18 +7,114 @@ functions, every call counts as followed: it runs operator by operator, without 
 
 from __future__ import annotations
 
+import linecache
+import os
 import sys
+import traceback
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.fx import _symbolic_trace
 from torch.nn.modules import module as hooks
 from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from backquant.graph.dispatch_mode import DispatchMode
-from backquant.graph.user_code import frame_line
+__all__ = ["DispatchMode"]
+
+
+# Dispatch modes that PyTorch's compiler costs nothing, and that do it no harm.
+#
+# 1. ``TorchDispatchMode`` keeps the compiler out of ``__torch_dispatch__`` by a wrapper that imports it
+#    (Dynamo, sympy: 65 MiB and more than a second) with the first operator. Where nothing has imported it by
+#    then, there is nothing to keep out.
+# 2. Under a mode the compiler by default compiles nothing, and remembers for the rest of the process that it
+#    does not compile that code. ``torch.cond``, ``flex_attention`` and their like, compiled whenever they are
+#    called, would fail ever after, under no mode, too. So these modes are off while something is compiled,
+# and    on again while it runs; ``torch.cond`` and its like come to them as one operator.
+
+
+class DispatchMode(TorchDispatchMode):
+    """``TorchDispatchMode``, which imports no compiler and lets it compile.
+
+    ``func`` of ``__torch_dispatch__`` may be a ``HigherOrderOperator``, which has no schema.
+
+    >>> class Names(DispatchMode):
+    ...     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    ...         print(func)
+    ...         return func(*args, **(kwargs or {}))
+    >>> import torch
+    >>> with Names():
+    ...     _ = torch.relu(torch.ones(1))
+    aten.ones.default
+    aten.relu.default
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether the compiler may compile while this mode is on: case 2 of the module."""
+        return True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        plain = vars(cls).get("__torch_dispatch__")
+        super().__init_subclass__(**kwargs)  # puts PyTorch's wrapper around it
+        if plain is not None:
+            wrapped = vars(cls)["__torch_dispatch__"]
+            cls.__torch_dispatch__ = _either(plain, wrapped)  # type: ignore[method-assign]
+
+
+def _either(plain: Callable[..., Any], wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        chosen = wrapped if "torch._dynamo" in sys.modules else plain
+        return chosen(*args, **kwargs)
+
+    return dispatch
+
+
+# Whose code a frame runs: PyTorch's, backquant's, or the user's.
+
+
+def folder(path: Path) -> str:
+    """A path with a separator at the end: that of ``torchvision`` begins with that of ``torch``, too."""
+    return f"{path}{os.sep}"
+
+
+_LIBRARIES = (folder(Path(torch.__file__).parent), folder(Path(__file__).parents[1]))
+
+
+def user_line(error: BaseException) -> str:
+    """``file:line: source`` of the last frame outside PyTorch and backquant; ``""`` if none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return ""
+
+
+def frame_line(frame: FrameType | None) -> str:
+    """``file:line: source`` of the innermost call outside PyTorch and backquant; ``""`` if none."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if is_users(path):
+            source = linecache.getline(path, frame.f_lineno).strip()
+            return f"{path}:{frame.f_lineno}: {source}"
+        frame = frame.f_back
+    return ""
+
+
+def is_users(path: str) -> bool:
+    """Whether a file of code is neither PyTorch's nor backquant's.
+
+    >>> is_users(torch.__file__), is_users("/home/me/model.py")
+    (False, True)
+    """
+    return not path.startswith((*_LIBRARIES, "<"))
+
 
 # A function (per thread) since torch 2.14, a global variable before.
 _FX_TRACE = (
@@ -36,6 +132,7 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
     (hooks, "_has_any_global_hook"),
     (_symbolic_trace, _FX_TRACE),
 )
+
 #: The names above that this version of torch lacks; empty: none.
 missing = ", ".join(f"{home.__name__}.{name}" for home, name in _NEEDED if not hasattr(home, name))
 
@@ -130,8 +227,6 @@ def stand_ins() -> str:
 #
 # An operator that may draw is asked whether it has: it has moved a generator. Attention draws only with
 # dropout, dropout only in training mode.
-
-
 class Draws(DispatchMode):
     """While it is open, notes in ``found`` each operator that draws, with the line outside PyTorch that calls
     it (empty where there is none).

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from torch import fx
+
 from backquant.errors import BackquantError, PassError
 
 Arguments = ParamSpec("Arguments")
@@ -115,3 +117,84 @@ def _check(found: Iterable[Breach], where: str) -> None:
     first = next(iter(found), None)
     if first is not None:
         raise PassError(f"{first.node}: expected {first.expected}", where=where)
+
+
+# Graphs that go without the cyclic garbage collector.
+
+
+def released(module: fx.GraphModule) -> None:
+    """Let the modules of a graph module that is about to be dropped go with it.
+
+    A graph refers to its module, and the module to the graph: the collector has to find that nobody
+    else does, among all that was made meanwhile. Without the one reference, ``module`` works as before.
+
+    >>> import weakref
+    >>> module = fx.symbolic_trace(lambda x: x)
+    >>> watched = weakref.ref(module)
+    >>> released(module)
+    >>> del module
+    >>> watched() is None
+    True
+    """
+    module._graph.owning_module = None
+
+
+# Is a graph module well formed?
+
+
+def complaints(module: fx.GraphModule) -> list[str]:
+    """What is wrong with a graph module, one sentence each; empty when it is well formed.
+
+    1. The graph has one output, and it is the last node.
+    2. Each node uses nodes of this graph that stand before it, and names are unique.
+    3. Each ``call_module`` and ``get_attr`` target resolves.
+
+    >>> import torch
+    >>> gm = fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU()))
+    >>> del gm._modules["0"]
+    >>> complaints(gm)
+    ["_0 calls the missing module '0'"]
+    """
+    found: list[str] = []
+    seen: set[fx.Node] = set()
+    names: set[str] = set()
+    modules = dict(module.named_modules(remove_duplicate=False))
+    outputs = 0
+    last: fx.Node | None = None
+    for node in module.graph.nodes:
+        if node.name in names:
+            found.append(f"two nodes are named {node.name!r}")
+        if any(source not in seen for source in node.all_input_nodes):
+            late = [s.name for s in node.all_input_nodes if s not in seen]
+            found.append(f"{node.name} uses {', '.join(late)} before it is computed")
+        if node.op == "call_module" and node.target not in modules:
+            found.append(f"{node.name} calls the missing module {node.target!r}")
+        if node.op == "get_attr" and not _resolves(module, str(node.target)):
+            found.append(f"{node.name} reads the missing attribute {node.target!r}")
+        outputs += node.op == "output"
+        names.add(node.name)
+        seen.add(node)
+        last = node
+    if outputs != 1 or last is None or last.op != "output":
+        found.append(f"the graph has {outputs} outputs, or the output is not last")
+    return found
+
+
+def verify(module: fx.GraphModule, *, after: str) -> None:
+    """Raise ``PassError`` naming the step ``after`` which the graph is not well formed."""
+    found = complaints(module)
+    if found:
+        raise PassError(f"the graph is broken: {found[0]}", where=f"after {after}")
+    try:
+        module.graph.lint()
+    except RuntimeError as error:
+        raise PassError(f"the graph is broken: {error}", where=f"after {after}") from error
+
+
+def _resolves(module: fx.GraphModule, target: str) -> bool:
+    owner: Any = module
+    for name in target.split("."):
+        if not hasattr(owner, name):
+            return False
+        owner = getattr(owner, name)
+    return True

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.graph.by_mode import ModeValue
+from backquant.graph.edit import get_module
 from backquant.graph.folding import is_random
 from backquant.graph.tracer import is_leaf
+
+__all__ = ["arithmetic_of", "plain_name", "InputPart", "inputs_behind"]
+
 
 #: Kinds of nodes that compute something.
 CALLS = ("call_module", "call_function", "call_method")
@@ -315,3 +320,129 @@ def _note_type(
         if not (passes_value_through(value) and value.args):
             return
         value = value.args[0]
+
+
+# What a call computes, whichever way it is spelled in a captured graph.
+
+_ARITHMETIC: Mapping[Any, str] = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "div",
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.truediv: "div",
+    torch.add: "add",
+    torch.sub: "sub",
+    torch.mul: "mul",
+    torch.div: "div",
+}
+
+
+def arithmetic_of(node: fx.Node) -> str | None:
+    """``"add"``, ``"sub"``, ``"mul"`` or ``"div"`` of two values; ``None``: something else, or with options.
+
+    >>> graph = fx.Graph()
+    >>> arithmetic_of(graph.call_function(torch.ops.aten.div.Tensor, (1, 2)))
+    'div'
+    """
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    return _ARITHMETIC.get(plain_name(node.target))
+
+
+def plain_name(target: Any) -> Any:
+    """The name of an overload of ATen; other targets as they are.
+
+    >>> plain_name(torch.ops.aten.relu6.default), plain_name("clamp")
+    ('relu6', 'clamp')
+    """
+    is_aten = isinstance(target, OpOverload) and target.namespace == "aten"
+    return target._opname if is_aten else target
+
+
+# Values that depend on no input of the model.
+
+
+def input_independent(graph: fx.Graph) -> set[str]:
+    """Names of the nodes whose values depend on no placeholder; one pass.
+
+    >>> graph = fx.Graph()
+    >>> w = graph.get_attr("w")
+    >>> x = graph.call_method("add", (graph.placeholder("x"), graph.call_method("neg", (w,))))
+    >>> sorted(input_independent(graph))
+    ['neg', 'w']
+    """
+    known: set[str] = set()
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if all(source.name in known for source in node.all_input_nodes):
+            known.add(node.name)
+    return known
+
+
+# The inputs of a graph that reach a value with their infinities, by way of what passes them on.
+
+InputPart = tuple[fx.Node, tuple[int | str, ...]]  # a placeholder, and keys and positions in it
+
+# Names of operators (function, method or aten) that pass NaN and infinity on.
+_PASSING_ON = frozenset(
+    "add sub rsub mul div truediv true_divide neg pad float to _to_copy half bfloat16 type_as".split()  # noqa: SIM905
+)
+
+
+def inputs_behind(
+    graph_module: fx.GraphModule, values: Iterable[fx.Node], moves: Callable[[Any], bool]
+) -> Iterator[InputPart]:
+    """The inputs, or parts of them, that ``values`` are: as they come, or after what moves values, converts
+    floats or computes with constants (``(x - mean) / std``). Not behind a sum of two values.
+
+    ``moves``: whether an operator moves values.
+
+    >>> from torch import nn
+    >>> class Net(nn.Module):
+    ...     def forward(self, x, mask):
+    ...         y = (x["image"] - 0.5) / 2
+    ...         return y + mask
+    >>> net = fx.symbolic_trace(Net())
+    >>> value = next(node for node in net.graph.nodes if node.name == "truediv")
+    >>> list(inputs_behind(net, [value], lambda called: False))
+    [(x, ('image',))]
+    """
+    seen: set[InputPart] = set()
+    pending: list[InputPart] = [(value, ()) for value in values]
+    while pending:
+        node, path = pending.pop()
+        if (node, path) in seen:
+            continue
+        seen.add((node, path))
+        if node.op == "placeholder":
+            yield node, path
+        pending += _sources(graph_module, node, path, moves)
+
+
+def _sources(
+    graph_module: fx.GraphModule,
+    node: fx.Node,
+    path: tuple[int | str, ...],
+    moves: Callable[[Any], bool],
+) -> Iterator[InputPart]:
+    """The values that ``node`` comes from, if it is not finite wherever they are not."""
+    if node.target is operator.getitem:
+        source, key = node.args
+        if isinstance(source, fx.Node):
+            yield source, (key, *path) if isinstance(key, (int, str)) else path
+        return
+    called = get_module(graph_module, str(node.target)) if node.op == "call_module" else None
+    read = [source for source in node.all_input_nodes if source.op != "get_attr"]
+    name = node.target if isinstance(node.target, str) else _name(node.target)
+    if moves(node.target if called is None else type(called)) or (
+        called is None and name in _PASSING_ON and len(read) == 1
+    ):
+        yield from ((source, ()) for source in read)
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "_opname", getattr(target, "__name__", "")))

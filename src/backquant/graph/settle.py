@@ -14,7 +14,7 @@ from torch import nn
 
 from backquant.errors import InputError
 from backquant.graph.clone import own_in_place
-from backquant.graph.dispatch_mode import DispatchMode
+from backquant.graph.interception import DispatchMode
 
 __all__ = ["WritesParameterError", "settle", "unwritten_parameters"]
 

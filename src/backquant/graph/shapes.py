@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -259,3 +259,67 @@ def values_of(
     except Exception:  # no error here: counting costs runs the graph on the same inputs, and raises
         return {}
     return runner.found
+
+
+# The ranges of values in a float graph, as runs on some batches show them.
+
+Range = tuple[float, float]
+
+
+class _RangeRunner(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, names: Collection[str]) -> None:
+        super().__init__(module)
+        self.names = frozenset(names)
+        self.ranges: dict[str, Range] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.name in self.names and isinstance(value, torch.Tensor):
+            self._note(n.name, value)
+        return value
+
+    def _note(self, name: str, value: torch.Tensor) -> None:
+        if not value.is_floating_point() or not value.numel():
+            return
+        low, high = (float(end) for end in value.aminmax())
+        before = self.ranges.get(name, (low, high))
+        self.ranges[name] = min(low, before[0]), max(high, before[1])
+
+
+def ranges_of(
+    module: fx.GraphModule, batches: Iterable[Any], names: Collection[str]
+) -> dict[str, Range]:
+    """The smallest and the largest value of each float tensor that is named; those of batches that the graph
+    can be run on. NaN stays NaN.
+
+    >>> gm = fx.symbolic_trace(lambda x: x + 1)
+    >>> ranges_of(gm, [torch.zeros(2), torch.ones(2)], ["add"])
+    {'add': (1.0, 2.0)}
+    """
+    trial = own_buffers(module).eval()
+    assert isinstance(trial, fx.GraphModule)
+    runner = _RangeRunner(trial, names)
+    for batch in batches:
+        args, kwargs = as_arguments(batch)
+        try:
+            bound = signature_of(trial).bind(*fresh(args), **fresh(kwargs))
+            bound.apply_defaults()
+            with torch.no_grad(), torch.random.fork_rng(devices=()):
+                runner.run(*bound.args, *bound.kwargs.values())
+        except Exception:  # calibration comes to it, and says which batch it is
+            break
+    return runner.ranges
+
+
+def joined_ranges(parts: Iterable[Mapping[str, Range]]) -> dict[str, Range]:
+    """The ranges that hold each of those of their name.
+
+    >>> joined_ranges([{"a": (0, 1)}, {"a": (-1, 0), "b": (2, 3)}])
+    {'a': (-1, 1), 'b': (2, 3)}
+    """
+    found: dict[str, Range] = {}
+    for part in parts:
+        for name, (low, high) in part.items():
+            before = found.get(name, (low, high))
+            found[name] = min(low, before[0]), max(high, before[1])
+    return found

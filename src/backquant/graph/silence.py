@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from backquant.graph.own_thread import capture_in_own_thread, printing_nowhere
+
 
 @contextmanager
 def without_warnings(*categories: type[Warning]) -> Iterator[None]:
@@ -84,3 +86,17 @@ def _is_torchs_own(logger: logging.Logger) -> bool:
             return False
         own = own.parent if own.propagate else None
     return True
+
+
+# Silence for other people's exporters and compilers.
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Deprecations and remarks inside of torch's and other exporters are no news for our users.
+
+    Other threads run their models meanwhile as if nothing were exported.
+    """
+    unheard = without_warnings(DeprecationWarning, FutureWarning, UserWarning)
+    with capture_in_own_thread(), unheard, without_log_records(), printing_nowhere():
+        yield

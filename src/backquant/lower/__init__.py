@@ -9,9 +9,8 @@ from backquant.lower.engine import (
     find_engine,
     list_engines,
 )
-from backquant.lower.engine_info import EngineInfo
 from backquant.lower.lowering import lower
-from backquant.lower.machine import MachineFacts
+from backquant.lower.machine import EngineInfo, MachineFacts
 from backquant.lower.rule import Emit, KernelUse, Lowered, LowerRule, Operand, Site, operand
 
 __all__ = [

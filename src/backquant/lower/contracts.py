@@ -11,11 +11,10 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from backquant.graph import Breach, get_module
-from backquant.lower.chain import quantizes
-from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.boundary import dequantize, quantize
+from backquant.lower.machine import EngineInfo
 from backquant.lower.qdq import is_dequantize, is_quantize
-from backquant.lower.rule import KernelUse, Lowered
+from backquant.lower.rule import KernelUse, Lowered, quantizes
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
 

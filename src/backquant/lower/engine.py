@@ -23,8 +23,7 @@ from backquant.errors import (
     EngineError,
     did_you_mean,
 )
-from backquant.lower.engine_info import EngineInfo
-from backquant.lower.machine import MachineFacts, machine_facts
+from backquant.lower.machine import EngineInfo, MachineFacts, machine_facts
 from backquant.lower.rule import LowerRule
 
 _Made = TypeVar("_Made")

@@ -12,7 +12,7 @@ from backquant.dtypes import dtype_name, storage_dtype
 from backquant.errors import EngineError, literal
 from backquant.lower import EngineInfo
 from backquant.match import Plan
-from backquant.match.integer_dtypes import IntegerDtype, integer_dtypes
+from backquant.match.plan import IntegerDtype, integer_dtypes
 
 _SHOWN = 8
 

@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.fx import Graph, GraphModule, Node
 
 from backquant.backend_config import DTypeConfig
-from backquant.dtypes import QParams
+from backquant.dtypes import QParams, plain_dtype
 from backquant.errors import PassError
 from backquant.graph import (
     DeferredGraphModule,
@@ -25,36 +25,251 @@ from backquant.graph import (
     call_before,
     contract,
     copied_graph,
+    get_module,
     graph_pass,
     reshape_views,
     run_pass,
     verify,
 )
-from backquant.graph.mutation import changes_argument
-from backquant.lower.boundaries import fold_boundaries
-from backquant.lower.chain import RuleIndex, index_rules, quantizes, site_of, steps_of
-from backquant.lower.contracts import reference_modules_are_lowered
-from backquant.lower.dynamic import static_cast
-from backquant.lower.engine_info import EngineInfo
-from backquant.lower.float_fallback import FloatFallback
-from backquant.lower.fuse_attention import fuse_attention
-from backquant.lower.fuse_followers import fuse_followers
-from backquant.lower.fuse_shuffles import fuse_shuffles
-from backquant.lower.kernels.boundary import saturate
+from backquant.graph.folding import is_random
+from backquant.graph.in_place import changes_argument
+from backquant.lower.contracts import boundaries_are_folded, reference_modules_are_lowered
+from backquant.lower.fuse_followers import fuse_attention, fuse_followers, fuse_shuffles
+from backquant.lower.kernels.boundary import (
+    dequantize,
+    integers_of,
+    multiply,
+    quantize,
+    quantized_tensor,
+    requantize,
+    saturate,
+)
 from backquant.lower.kernels.configured import KernelModule
+from backquant.lower.kernels.integer.lookup_tables import rescale
+from backquant.lower.kernels.packed import PackedKernel
+from backquant.lower.machine import EngineInfo
 from backquant.lower.padded import pad_before
 from backquant.lower.qdq import (
     dequantize_target,
+    described_arithmetic,
+    integer_source,
     is_dequantize,
+    is_described_quantize,
+    is_dynamic_boundary,
     is_quantize,
     is_weight_dequantize,
     qparams_of,
+    static_cast,
 )
-from backquant.lower.rule import IDENTITY, Emit, KernelUse, Lowered, LowerRule, Site
+from backquant.lower.rule import (
+    IDENTITY,
+    Emit,
+    KernelUse,
+    Lowered,
+    LowerRule,
+    RuleIndex,
+    Site,
+    index_rules,
+    quantizes,
+    site_of,
+    steps_of,
+)
 from backquant.match.plan import Reason
 from backquant.native.library import ENGINES, is_here
 from backquant.operators import moves_values
 from backquant.prepare.record import KeptGraphModule
+from backquant.reason_codes import ReasonCode
+
+# The last step of a lowering: what is left of quantize and dequantize nodes.
+#
+# 1. A quantize node on a dequantize node with the same qparams disappears (the round trip is exact).
+# 2. With other qparams the two become one ``requantize`` kernel.
+# 3. The others become the fast boundary kernels; of an engine that computes as described they stay, and
+# rule 2    is done on integers. 4. Dequantize nodes that nothing reads are erased, and what only they read:
+# constants, and the nodes of    dynamic quantization. 5. A product with constants that only a quantize node
+# reads is made in place where a kernel made the float    value for it alone: a new tensor of that size
+# costs more than the product. 6. Where a custom module takes quantized tensors, it gets the integers as
+# one, and they are taken out of the    one that it gives.
+
+_KERNELS = (quantize, dequantize, requantize, rescale, quantized_tensor, integers_of)
+
+
+def is_boundary(node: Any) -> bool:
+    """Whether ``node`` crosses between float and integers, in the QDQ dialect or lowered."""
+    if is_quantize(node) or is_dequantize(node) or is_described_quantize(node):
+        return True
+    return isinstance(node, Node) and node.op == "call_function" and node.target in _KERNELS
+
+
+@contract(ensures=[boundaries_are_folded])
+def fold_boundaries(graph: Graph, engine: EngineInfo) -> None:
+    """Apply the rules above to ``graph``."""
+    for node in list(graph.nodes):
+        if quantizes(node, engine) and is_dequantize(node.args[0]):
+            _join(graph, node, engine)
+        elif node.target is torch.quantize_per_tensor and is_dequantize(node.args[0]):
+            _pass_integers(node)
+        elif is_quantize(node) and node.args[0].target == "dequantize":
+            node.target, node.args = integers_of, (node.args[0].args[0], *node.args[1:])
+    _erase_unread(graph)
+    if engine.as_described:
+        return
+    for node in graph.nodes:
+        if is_quantize(node):
+            _multiply_in_place(graph, node.args[0])
+            node.target = quantize
+        elif is_dequantize(node):
+            node.target = dequantize
+
+
+def _join(graph: Graph, node: Node, engine: EngineInfo) -> None:
+    """Rules 1 and 2."""
+    before = node.args[0]
+    assert isinstance(before, Node)
+    source, old, new = integer_source(before), qparams_of(before), qparams_of(node)
+    if old == new:
+        node.replace_all_uses_with(source)
+    else:
+        with graph.inserting_before(node):
+            args: tuple[Any, ...] = (source, old.scale, old.zero_point, *new.literals)
+            if engine.as_described:
+                args = (*args, *described_arithmetic(node))
+            kernel = rescale if engine.as_described else requantize
+            joined = graph.create_node("call_function", kernel, args, {}, node.name)
+        node.replace_all_uses_with(joined)
+    graph.erase_node(node)
+
+
+def _multiply_in_place(graph: Graph, product: Any) -> None:
+    """Rule 5."""
+    if not isinstance(product, Node) or product.target is not operator.mul or product.kwargs:
+        return
+    value, factors = product.args
+    if not isinstance(value, Node) or value.op != "call_module" or len(value.users) > 1:
+        return
+    is_constant = isinstance(factors, Node) and factors.op == "get_attr"
+    root = graph.owning_module
+    if not is_constant or len(product.users) > 1 or root is None:
+        return
+    if isinstance(get_module(root, str(value.target)), PackedKernel):
+        product.target = multiply
+
+
+def _pass_integers(node: Node) -> None:
+    """Rule 6, before a custom module."""
+    before, scale, zero_point, dtype = node.args
+    assert isinstance(before, Node) and isinstance(dtype, torch.dtype)
+    own = qparams_of(before)
+    if (own.scale, own.zero_point, own.dtype) == (scale, zero_point, plain_dtype(dtype)):
+        node.target, node.args = quantized_tensor, (integer_source(before), scale, zero_point)
+
+
+def _erase_unread(graph: Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        constant = node.op == "get_attr" or is_dequantize(node) or is_weight_dequantize(node)
+        constant = constant or node.target == "dequantize"
+        if not node.users and (constant or is_dynamic_boundary(node)):
+            graph.erase_node(node)
+
+
+# The operators that a lowering left in float, with the reasons.
+#
+# 1. A node that rules refused: their reasons.
+# 2. A node that reads quantized values and has no rule: ``no-kernel``.
+# 3. A node that reads float values only: ``float-in-reference``; the plan says why.
+# 4. Arithmetic on sizes is no tensor operator and is not listed, nor is taking apart the tuple that a
+#    recurrent layer gives.
+
+
+class FloatFallback:
+    """Collects, while the pass runs, what was made and what was refused."""
+
+    def __init__(self, engine: EngineInfo) -> None:
+        self.engine = engine
+        self._made: set[Node] = set()
+        self._refused: dict[Node, list[Reason]] = {}
+
+    def made(self, node: Node) -> None:
+        """``node`` was inserted by a rule."""
+        self._made.add(node)
+
+    def note(self, node: Node, reasons: list[Reason]) -> None:
+        """No rule lowered ``node``; ``reasons`` are those of the rules that were tried."""
+        if node in self._made:
+            return
+        quantized = (is_boundary(n) or is_dynamic_boundary(n) for n in node.all_input_nodes)
+        if not reasons and any(quantized):
+            reasons = [self._no_kernel(node)]
+        self._refused[node] = list(dict.fromkeys(reasons))
+
+    def _no_kernel(self, node: Node) -> Reason:
+        return Reason(
+            node.name,
+            ReasonCode.NO_KERNEL,
+            f"an integer kernel for {_spelling(node)}",
+            f"engine {self.engine.name} has none",
+            place=f"engine {self.engine.name}",
+        )
+
+    def reasons(self, graph_module: GraphModule) -> tuple[Reason, ...]:
+        """One reason or more for each operator that computes in float, in graph order."""
+        found: list[Reason] = []
+        sizes: set[Node] = set()
+        for node in graph_module.graph.nodes:
+            if not node.op.startswith("call_") or node in self._made or is_boundary(node):
+                if node in self._made and _reads_size(node):
+                    sizes.add(node)
+                continue
+            if is_weight_dequantize(node) or is_dynamic_boundary(node):
+                continue
+            if _is_part_of_tuple(graph_module, node):
+                continue
+            if _reads_size(node) or (_may_be_size(node) and sizes.issuperset(node.all_input_nodes)):
+                sizes.add(node)
+                continue
+            found += self._refused.get(node) or [self.float_in_reference(node)]
+        return tuple(found)
+
+    def float_in_reference(self, node: Node) -> Reason:
+        """Rule 3, and operators that the mapping leaves in float between quantized ones."""
+        return Reason(
+            node.name,
+            ReasonCode.FLOAT_IN_REFERENCE,
+            f"an integer kernel for {_spelling(node)}",
+            "integer inputs: the reference model computes it on float values, see the plan",
+            place=f"engine {self.engine.name}",
+        )
+
+
+def _is_part_of_tuple(graph_module: GraphModule, node: Node) -> bool:
+    source: Any = node
+    while isinstance(source, Node) and source.target is operator.getitem:
+        source = source.args[0]
+    if source is node or not isinstance(source, Node) or source.op != "call_module":
+        return False
+    module = get_module(graph_module, str(source.target))
+    return isinstance(module, (nn.RNNBase, nn.RNNCellBase))
+
+
+def _reads_size(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel", "ndimension", "stride")
+    return node.target is getattr or node.target is len
+
+
+def _may_be_size(node: Node) -> bool:
+    """Whether the value may be a size: not that of a module, nor random numbers, which are tensors."""
+    is_random_function = is_random(getattr(node.target, "__name__", ""))
+    return bool(node.all_input_nodes) and node.op != "call_module" and not is_random_function
+
+
+def _spelling(node: Node) -> str:
+    target: Any = node.target
+    if node.op == "call_module":
+        return f"module {target}"
+    if node.op == "call_method":
+        return f".{target}()"
+    return str(getattr(target, "__name__", target))
 
 
 def lower(
@@ -277,8 +492,6 @@ class _Pass:
 # the narrow values.
 #
 # They are rounded already: to widen them for the operator and to round them again behind it changes nothing.
-
-
 def move_halves(graph: Graph) -> None:
     """Take the casts around such operators out of ``graph``."""
     narrow: dict[Node, torch.dtype] = {}
@@ -313,8 +526,6 @@ def _only_source(node: Node) -> Node | None:
 #
 # An in-place operator gives the tensor that it changed, so a later reader of the one reads the other.
 # Kernels change nothing in place: only the second form stays right when the operator becomes a kernel.
-
-
 def read_results(graph: fx.Graph, modules: nn.Module) -> None:
     """Rewrite ``graph`` where it stands; costs the uses of the values that are changed in place.
 
@@ -357,7 +568,6 @@ def _changed(node: fx.Node, modules: nn.Module) -> fx.Node | None:
 #
 # ``(integer - zero_point) * scale`` is the same number when both integer and zero point are larger by 128. So
 # what is int8 between a quantize node and its dequantize nodes is uint8 there instead: equal bit for bit.
-
 _SHIFT = 128
 
 

@@ -2,21 +2,25 @@
 
 Source of the operators: ``torch.ops.quantized_decomposed`` (quantize_per_tensor.default,
 dequantize_per_tensor.default, dequantize_per_channel.default), registered by
-``backquant.graph.requantize``.
+``backquant.graph.dialect_ops``.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import operator
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from backquant.dtypes import QParams
+from backquant.dtypes import QParams, is_narrow_float
+from backquant.operators import overload
 
 _NAMESPACE = "quantized_decomposed"
 _QUANTIZE_ROUNDED = "backquant.quantize_rounded.default"
+
 #: Operators of this package that quantize, with the position of their argument `scale`.
 _DESCRIBED = {_QUANTIZE_ROUNDED: 1, "backquant.requantize.default": 3}
 
@@ -120,3 +124,145 @@ def quantized_value(value: float, qparams: QParams) -> int:
     """
     scaled = torch.round(torch.tensor(value, dtype=torch.float32) * (1.0 / qparams.scale))
     return int(torch.clamp(scaled + qparams.zero_point, qparams.quant_min, qparams.quant_max))
+
+
+# Reading what is quantized at each call: dynamic integers, and casts to a narrower float.
+#
+# The nodes are those of ``backquant.convert.dialects`` in the decomposed dialect:
+#
+# 1. dynamic: ``choose_qparams`` on a value, its two items, ``quantize_per_tensor.tensor`` and
+#    ``dequantize_per_tensor.tensor`` with them;
+# 2. dynamic float16 or bfloat16: ``aten.to.dtype`` there and back, which a kernel may leave out;
+# 3. dynamic, per token: the same operators per token, with a scale for each slice along the last axis;
+# 4. static float16 or bfloat16: ``convert_element_type.no_fuse`` there and back, which it may not.
+
+_CHOOSE = {
+    "quantized_decomposed.choose_qparams.tensor": False,
+    "quantized_decomposed.choose_qparams_symmetric.tensor": True,
+}
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor.tensor"
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.tensor"
+_TOKENS = (
+    "quantized_decomposed.choose_qparams_per_token_asymmetric.default",
+    "quantized_decomposed.quantize_per_token.default",
+    "quantized_decomposed.dequantize_per_token.default",
+)
+_STATIC_CAST = "quantized_decomposed.convert_element_type.no_fuse"
+
+
+@dataclass(frozen=True)
+class DynamicInput:
+    """A value that is quantized at each call: ``source`` is the float node it is computed from.
+
+    ``dtype`` is uint8 or int8 with the range and the least scale ``eps``, or a narrower float.
+    """
+
+    source: Node
+    dtype: torch.dtype
+    quant_min: int = 0
+    quant_max: int = 0
+    eps: float = 0.0
+    symmetric: bool = False
+
+
+@cache
+def _dynamic_cast() -> str:
+    return str(overload("to"))
+
+
+def _name(node: Any) -> str:
+    if isinstance(node, Node) and node.op == "call_function":
+        return str(node.target)
+    return ""
+
+
+def dynamic_input(node: Any) -> DynamicInput | None:
+    """The dynamically quantized value that ``node`` dequantizes; ``None`` if it dequantizes no such value.
+
+    >>> graph = torch.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> half = graph.call_function(torch.ops.aten.to.dtype, (x, torch.float16))
+    >>> back = graph.call_function(torch.ops.aten.to.dtype, (half, torch.float32))
+    >>> dynamic_input(back).dtype, dynamic_input(half)
+    (torch.float16, None)
+    """
+    cast = _cast(node, _dynamic_cast())
+    if cast is not None:
+        return DynamicInput(*cast)
+    if _name(node) != _DEQUANTIZE:
+        return None
+    quantized = node.args[0]
+    if _name(quantized) != _QUANTIZE or quantized.args[1:] != node.args[1:]:
+        return None
+    source, scale, zero_point, low, high, dtype = quantized.args
+    chosen = _chosen(scale, zero_point)
+    if chosen is None or not isinstance(source, Node) or chosen.args[0] is not source:
+        return None
+    eps: Any = chosen.args[3]
+    return DynamicInput(source, dtype, int(low), int(high), float(eps), _CHOOSE[_name(chosen)])
+
+
+def token_input(node: Any) -> DynamicInput | None:
+    """What ``node`` is the dequantized form of, with one scale for each slice along the last axis; else
+    ``None``.
+    """
+    if _name(node) != _TOKENS[2] or _name(node.args[0]) != _TOKENS[1]:
+        return None
+    quantized = node.args[0]
+    source, scale, zero_point, low, high, dtype = quantized.args
+    if not _is_item(scale, 0) or not _is_item(zero_point, 1) or scale.args[0].args[0] is not source:
+        return None
+    return DynamicInput(source, dtype, int(low), int(high))
+
+
+def _is_item(node: Any, number: int) -> bool:
+    return isinstance(node, Node) and node.target is operator.getitem and node.args[1:] == (number,)
+
+
+def _chosen(scale: Any, zero_point: Any) -> Node | None:
+    """The ``choose_qparams`` node from which scale and zero point both come."""
+    if not _is_item(scale, 0) or not _is_item(zero_point, 1):
+        return None
+    chosen: Node = scale.args[0]
+    return chosen if _name(chosen) in _CHOOSE and zero_point.args[0] is chosen else None
+
+
+def _cast(node: Any, name: str) -> tuple[Node, torch.dtype] | None:
+    if _name(node) != name or node.args[1] != torch.float32:
+        return None
+    narrow = node.args[0]
+    if _name(narrow) != name or not is_narrow_float(narrow.args[1]):
+        return None
+    return narrow.args[0], narrow.args[1]
+
+
+def narrow_constant(node: Any) -> Node | None:
+    """The stored tensor that ``node`` widens to float32: a float16 or bfloat16 weight of a function."""
+    if _name(node) not in (_dynamic_cast(), _STATIC_CAST) or node.args[1] != torch.float32:
+        return None
+    stored = node.args[0]
+    return stored if isinstance(stored, Node) and stored.op == "get_attr" else None
+
+
+def static_cast(node: Any) -> tuple[Node, torch.dtype] | None:
+    """The value that ``node`` casts to a narrower dtype and the dtype, if the cast changes the result."""
+    return (node.args[0], node.args[1]) if _name(node) == _STATIC_CAST else None
+
+
+def widened_constant(node: Any) -> tuple[Any, torch.dtype | None]:
+    """The node below a static cast there and back, with the narrower dtype; else ``node`` itself."""
+    cast = _cast(node, _STATIC_CAST)
+    return (node, None) if cast is None else cast
+
+
+def is_dynamic_boundary(node: Any) -> bool:
+    """Whether ``node`` is one of those above, or stands between them.
+
+    >>> graph = torch.fx.Graph()
+    >>> is_dynamic_boundary(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+    False
+    """
+    if _name(node) in (*_CHOOSE, *_TOKENS, _QUANTIZE, _DEQUANTIZE, _STATIC_CAST, _dynamic_cast()):
+        return True
+    chosen = (*_CHOOSE, _TOKENS[0])
+    return (_is_item(node, 0) or _is_item(node, 1)) and _name(node.args[0]) in chosen

@@ -3,7 +3,6 @@ constraints. Edits no graph."""
 
 from __future__ import annotations
 
-from backquant.match.custom import CustomMatching
 from backquant.match.decide import make_plan
 from backquant.match.default_rules import DefaultRules
 from backquant.match.fusion import plan_fusion
@@ -21,7 +20,8 @@ from backquant.match.plan import (
     RuleRef,
     TensorRequest,
 )
-from backquant.match.recheck import MeasuredScales, recheck
+from backquant.match.roles import CustomMatching
+from backquant.match.scale_rules import MeasuredScales, recheck
 
 __all__ = [
     "CustomMatching",

@@ -14,10 +14,9 @@ from backquant.graph import GraphIndex, Scope
 from backquant.graph.shapes import GraphValues, is_wide
 from backquant.match.conditions import unmet
 from backquant.match.constraints import divides
-from backquant.match.custom import CustomMatching, requested_kind
 from backquant.match.default_rules import DefaultRules
+from backquant.match.fixes import Suggestions, divided, unused_rules, with_group_size
 from backquant.match.float_policy import settle_neighbours
-from backquant.match.group_sizes import divided, with_group_size
 from backquant.match.matcher import PatternIndex
 from backquant.match.occurrences import (
     Occurrence,
@@ -35,15 +34,12 @@ from backquant.match.plan import (
     Predicate,
     Reason,
 )
-from backquant.match.qconfig_reader import QConfigReader
-from backquant.match.readable_names import op_name
 from backquant.match.reasons import ReasonWriter, Refused
-from backquant.match.refusal import Refusal
-from backquant.match.roles import roles_of
-from backquant.match.rules import Hit, RuleTable, resolve
-from backquant.match.suggestions import Suggestions, unused_rules
+from backquant.match.refusal import Refusal, op_name
+from backquant.match.roles import CustomMatching, requested_kind, roles_of
+from backquant.match.rules import Hit, QConfigReader, RuleTable, resolve
+from backquant.match.scale_rules import WeightSums
 from backquant.match.verdict import Judge, QConfigRequest
-from backquant.match.weight_sums import WeightSums
 from backquant.operators.facts import UseFacts
 from backquant.qconfig import QConfigMapping
 from backquant.reason_codes import ReasonCode

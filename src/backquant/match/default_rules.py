@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from backquant.backend_config import LeaveFloat
-from backquant.match.plan import Decision, RuleKind, RuleRef
+from torch import fx
+
+from backquant.backend_config import BackendConfig, DefaultOverride, LeaveFloat
+from backquant.backend_config.naming import operator_name
+from backquant.graph import GraphIndex, Scope
+from backquant.match.float_places import FloatPlace, calls_one_of, find_float_places, keys_of
+from backquant.match.plan import Decision, MatchKind, Plan, Reason, RuleKind, RuleRef
 from backquant.qconfig import QConfigMapping, qconfig_equals
+from backquant.qconfig.build import ptq_qconfig
 
 
 @dataclass(frozen=True)
@@ -80,3 +90,222 @@ def is_like_default(asked: QConfigMapping, own: Iterable[QConfigMapping]) -> boo
         asked is one or (wanted is not None and qconfig_equals(wanted, one.global_qconfig))
         for one in own
     )
+
+
+# What a backend leaves in float by default, as rules of the mapping.
+#
+# ``get_default_qconfig_mapping`` is PyTorch's, and asks for everything; this is the choice of ``quantize``
+# and ``explain`` where the request names no place. Each place becomes a rule by module, operator and
+# number, so that the plan says of each operator why it stays float.
+
+_SHOWN = 3
+
+#: Module, operator, and which use of it.
+Place = tuple[str, Any, int]
+
+
+class ChosenRules(NamedTuple):
+    """The mapping with a rule for each place, and a note for each kind of place. ``reasons``: why nodes
+    stay float, by name, where there is a better reason than that no rule asks for them.
+    ``separate_layers``: names of stacked recurrent modules that are to be split into their layers; the rules
+    are then chosen again."""
+
+    mapping: QConfigMapping
+    notes: tuple[str, ...]
+    reasons: Mapping[str, Reason] = MappingProxyType({})
+    separate_layers: tuple[str, ...] = ()
+
+
+class Draft(NamedTuple):
+    """A fused graph with a plan for it, and what that was made for: further rules are chosen by it."""
+
+    module: fx.GraphModule
+    scopes: Mapping[str, Scope]
+    plan: Plan
+    backend: BackendConfig
+    mapping: QConfigMapping
+    by_default: DefaultRules
+
+    def is_named(self, node: str) -> bool:
+        """Whether the request names the place of this node."""
+        return self.by_default.named(self.plan.decisions[node])
+
+
+#: Chooses further rules for a draft; ``None``: none.
+Choice = Callable[[Draft], ChosenRules | None]
+
+
+def rules_for_places(draft: Draft) -> ChosenRules | None:
+    """The rules for what the backend leaves in float in this graph; ``None`` where it leaves nothing.
+
+    Operators that stay float anyway get no rule, nor do those at places that the mapping names.
+    """
+    module, scopes, plan, backend, mapping, by_default = draft
+    rules = by_default.rules
+    if not any(rule.at_places for rule in rules):
+        return None
+    graph = GraphIndex(module)
+    found = find_float_places(graph, rules)
+    places = places_of(module, scopes)
+    found = tuple(
+        left
+        for left in found
+        if left.node in places
+        and graph.nodes[left.node].op != "call_method"  # these rules are for functions
+        and plan.decisions[left.node].quantized
+        and not by_default.named(plan.decisions[left.node])
+    )
+    if not found:
+        return None
+    result = without_places(mapping, (places[left.node] for left in found))
+    return ChosenRules(result, tuple(_notes(found, rules, backend)))
+
+
+def without_places(mapping: QConfigMapping, places: Iterable[Place]) -> QConfigMapping:
+    """``mapping`` with a rule that leaves each of these places in float.
+
+    >>> found = without_places(QConfigMapping(), [("", abs, 0)])
+    >>> found.module_name_object_type_order_qconfigs[("", abs, 0)] is None
+    True
+    """
+    result = copy.copy(mapping)
+    for place in places:
+        result.set_module_name_object_type_order(*place, None)
+    return result
+
+
+def places_of(module: fx.GraphModule, scopes: Mapping[str, Scope]) -> dict[str, Place]:
+    """Module, operator and number of each call, as rules count them.
+
+    >>> places_of(fx.symbolic_trace(lambda x: abs(x)), {})
+    {'abs_1': ('', <built-in function abs>, 0)}
+    """
+    uses: Counter[tuple[str, Any]] = Counter()
+    found: dict[str, Place] = {}
+    for node in module.graph.nodes:
+        scope = scopes.get(node.name, Scope("", None))
+        if node.op in ("call_function", "call_method"):
+            path, kind = scope.path, node.target
+        elif node.op == "call_module" and node.name in scopes:
+            path, kind = scope.parent, scope.module_type
+        else:
+            continue
+        found[node.name] = (path, kind, uses[path, kind])
+        uses[path, kind] += 1
+    return found
+
+
+def _notes(
+    found: Sequence[FloatPlace], rules: Sequence[LeaveFloat], backend: BackendConfig
+) -> list[str]:
+    notes = []
+    for position, rule in enumerate(rules):
+        names = [left.node for left in found if left.rule == position]
+        if names:
+            shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            notes.append(
+                f"{len(names)} stay float by default on {backend.name} ({shown}): {_why(rule)}"
+            )
+    return notes
+
+
+def _why(rule: LeaveFloat) -> str:
+    words = " or ".join(dict.fromkeys(operator_name(one) for one in rule.operators))
+    places = [
+        f"{word} {', '.join(map(operator_name, operators))}"
+        for word, operators in (("after", rule.after), ("before", rule.before))
+        if operators
+    ]
+    places += ["with a mask or table"] if rule.with_table else []
+    return f"{words} {' or '.join(places)}"
+
+
+# Rules for operators whose neighbours stay float, from the backend's defaults for such operators.
+#
+# Like ``default_places``, used by ``quantize`` and ``explain`` when no mapping was passed. A first plan, made
+# with the usual defaults, shows which neighbours would be quantized.
+
+
+def rules_between_floats(draft: Draft) -> ChosenRules | None:
+    """The rules for operators between float operators; ``None`` where there are none.
+
+    A module that is called several times gets a rule only where this is true of every call. What the request
+    names gets none.
+    """
+    module, scopes, plan, backend, mapping, _ = draft
+    defaults = backend.defaults
+    overrides = [o for o in defaults.overrides if o.between_float_operators] if defaults else []
+    if defaults is None or not overrides:
+        return None
+    around = _Around(module, plan, backend)
+    places = places_of(module, scopes)
+    result = copy.copy(mapping)
+    notes = []
+    for override in overrides:
+        qconfig = ptq_qconfig(defaults, override)
+        nodes = around.between_floats(override)
+        nodes = [node for node in nodes if not draft.is_named(node.name)]
+        for node in nodes:
+            if node.op == "call_module":
+                result.set_module_name(plan.decisions[node.name].module_path, qconfig)
+            else:
+                result.set_module_name_object_type_order(*places[node.name], qconfig)
+        notes += [_note(backend, override, len(nodes))] if nodes else []
+    return ChosenRules(result, tuple(notes)) if notes else None
+
+
+def _note(backend: BackendConfig, override: DefaultOverride, count: int) -> str:
+    words = " or ".join(dict.fromkeys(operator_name(one) for one in override.operators))
+    asked = override.activation
+    how = "dynamically " if asked is not None and asked.is_dynamic else ""
+    return (
+        f"{count} are quantized {how}by default on {backend.name}: {words} between float operators"
+    )
+
+
+class _Around:
+    """What is quantized around the operators of a plan."""
+
+    def __init__(self, module: fx.GraphModule, plan: Plan, backend: BackendConfig) -> None:
+        self.graph, self.plan, self.backend = GraphIndex(module), plan, backend
+        self.entries = {name: match.entry for match in plan.matches for name in match.nodes}
+
+    def between_floats(self, override: DefaultOverride) -> list[fx.Node]:
+        """The nodes that get rules: the root of each such pattern. Of a module either all calls or none."""
+        wanted = keys_of(override.operators)
+        found: list[fx.Node] = []
+        elsewhere: set[str] = set()
+        for match in self.plan.matches:
+            root = self.graph.nodes[match.root]
+            if match.kind is not MatchKind.PATTERN or not calls_one_of(self.graph, root, wanted):
+                continue
+            if not self.plan.decisions[match.root].quantized:
+                continue
+            if self._stands_alone(match.nodes):
+                found.append(root)
+            else:
+                elsewhere.add(self._module(root))
+        return [n for n in found if n.op != "call_module" or self._module(n) not in elsewhere]
+
+    def _module(self, node: fx.Node) -> str:
+        return self.plan.decisions[node.name].module_path
+
+    def _stands_alone(self, names: tuple[str, ...]) -> bool:
+        return not any(self._is_integer(node) for node in self._neighbours(set(names)))
+
+    def _neighbours(self, names: set[str]) -> Iterator[fx.Node]:
+        for name in names:
+            node = self.graph.nodes[name]
+            yield from (n for n in (*node.all_input_nodes, *node.users) if n.name not in names)
+
+    def _is_integer(self, node: fx.Node) -> bool:
+        """Whether static integers go in and out of it."""
+        decision = self.plan.decisions.get(node.name)
+        if decision is None or not decision.quantized:
+            return False
+        entry = self.entries.get(node.name, -1)
+        if entry < 0 or decision.dtype_config is None:
+            return True
+        return (
+            not self.backend.shared_configs[entry].dtype_configs[decision.dtype_config].is_dynamic
+        )

@@ -5,27 +5,41 @@ The code uses names of ``backquant`` and ``torch`` and the variable ``qconfig_ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from backquant import observe
-from backquant.backend_config import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+)
 from backquant.backend_config.checks import short_text
 from backquant.backend_config.naming import operator_name
 from backquant.dtypes import Granularity, is_scaled_float, qdtype
-from backquant.match.constraints import check_tensor
-from backquant.match.plan import RuleKind, TensorRequest
-from backquant.match.rules import Hit
-from backquant.match.verdict import QConfigRequest, Roles, reads_sums
-from backquant.qconfig import QConfig
+from backquant.errors import BackquantError, did_you_mean, literal
+from backquant.graph import Scope
+from backquant.identifiers import label
+from backquant.match.conditions import unmet
+from backquant.match.constraints import check_tensor, divides
+from backquant.match.plan import Decision, Fusion, RuleKind, RuleRef, TensorRequest
+from backquant.match.refusal import Refusal
+from backquant.match.rules import Hit, QConfigReader, RuleTable
+from backquant.match.verdict import Judge, QConfigRequest, Roles, reads_sums
+from backquant.operators.facts import UseFacts
+from backquant.qconfig import QConfig, get_default_qconfig
 
 # Observers for which the fix keeps the class and changes dtype and range.
 _PER_TENSOR = ("MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver")
 _PER_CHANNEL = ("PerChannelMinMaxObserver", "MovingAveragePerChannelMinMaxObserver")
+
 # Constraints that are met by the choice of qscheme or observer, and those that need fixed qparams.
 _OF_THE_SCHEME = (
     "scale_exact_match",
@@ -35,6 +49,7 @@ _OF_THE_SCHEME = (
     "ch_axis",
 )
 _FIXED = ("scale_exact_match",)
+
 # Dtypes of embedding weights, whose rows have float zero points (float_qparams).
 _ROW_WISE = (torch.quint8, torch.quint4x2)
 _MANY, _USUAL_GROUP = torch.per_channel_symmetric, 128
@@ -322,3 +337,186 @@ def _range(demand: DTypeWithConstraints, request: TensorRequest | None) -> dict[
     if demand.scale_min_lower_bound is not None:
         values["eps"] = float(demand.scale_min_lower_bound)
     return values
+
+
+# A QConfig, as code, for an operator that no rule of the mapping quantizes.
+
+_NOTHING = QConfigRequest(None, None)
+
+
+class Suggestions:
+    """Suggests the backend's default QConfig where the entry admits it, else another that the entry admits.
+
+    >>> import torch
+    >>> from backquant.backend_config import get_backend_config
+    >>> backend = get_backend_config("x86")
+    >>> suggestions, roles = Suggestions(backend, QConfigReader(), Judge()), Roles(True, False, False)
+    >>> known = [config.pattern for config in backend.shared_configs]
+    >>> suggestions.request(known.index(torch.add), roles)
+    'get_default_qconfig("x86")'
+    >>> suggestions.request(known.index(torch.sigmoid), roles)[:46]
+    'QConfig(\\n    activation=FixedQParamsObserver.w'
+    """
+
+    def __init__(self, backend: BackendConfig, reader: QConfigReader, judge: Judge) -> None:
+        self._backend = backend
+        self._entries = backend.shared_configs
+        self._reader = reader
+        self._judge = judge
+
+    def request(self, entry: int, roles: Roles) -> str:
+        """For an operator that matches ``entry``; below zero for modules that match none."""
+        if entry < 0:
+            return "default_qconfig" if self._default is None else self._default_code
+        config = self._entries[entry]
+        if self._default is not None and self._admits(entry, config, self._default, roles):
+            return self._default_code
+        nearest = self._judge.rule(entry, config, _NOTHING, roles).nearest
+        if nearest is None:
+            return ""
+        return str(qconfig_fix(config.dtype_configs[nearest], _NOTHING, roles))
+
+    @property
+    def _default_code(self) -> str:
+        return f"get_default_qconfig({literal(self._backend.name)})"
+
+    @cached_property
+    def _default(self) -> QConfig | None:
+        try:
+            return get_default_qconfig(self._backend.name)
+        except BackquantError:  # a backend that is not registered under its name
+            return None
+
+    def _admits(
+        self, entry: int, config: BackendPatternConfig, qconfig: QConfig, roles: Roles
+    ) -> bool:
+        where = self._default_code
+        reader = self._reader
+        requests = QConfigRequest(
+            reader.activation(qconfig, where),
+            reader.weight(qconfig, where),
+            reader.output(qconfig, where),
+        )
+        return self._judge.rule(entry, config, requests, roles).dtype_config is not None
+
+
+# Rules of a QConfigMapping that applied to no node.
+def unused_rules(
+    table: RuleTable,
+    decisions: Mapping[str, Decision],
+    scopes: Mapping[str, Scope],
+    fusions: Iterable[Fusion] = (),
+) -> tuple[tuple[RuleRef, ...], tuple[str, ...]]:
+    """Rules that applied to no node; and notes on those that probably have a mistake in them.
+
+    >>> from backquant.qconfig import QConfigMapping
+    >>> table = RuleTable(QConfigMapping().set_module_name("decodr", None))
+    >>> unused_rules(table, {}, {"relu": Scope("decoder", None)})[1]
+    ('module_name "decodr" matches no module (did you mean "decoder"?)',)
+    """
+    used = {decision.rule for decision in decisions.values()}
+    unused = tuple(rule for rule in table.rules if rule not in used)
+    paths = _module_paths(scopes)
+    fused = _fused_into(scopes, fusions)
+    notes = (_note(rule, table, paths, fused) for rule in unused)
+    return unused, tuple(note for note in notes if note)
+
+
+def _module_paths(scopes: Mapping[str, Scope]) -> dict[str, None]:
+    paths: dict[str, None] = {}
+    for scope in scopes.values():
+        path = label(scope.path)
+        while path and path not in paths:
+            paths[path] = None
+            path = path.rpartition(".")[0]
+    return paths
+
+
+def _fused_into(scopes: Mapping[str, Scope], fusions: Iterable[Fusion]) -> dict[str, str]:
+    into: dict[str, str] = {}
+    for fusion in fusions:
+        root = scopes.get(fusion.root)
+        for name in fusion.nodes:
+            scope = scopes.get(name)
+            if root is not None and scope is not None and name != fusion.root:
+                into[label(scope.path)] = label(root.path)
+    return into
+
+
+def _note(rule: RuleRef, table: RuleTable, paths: dict[str, None], fused: dict[str, str]) -> str:
+    target = table.targets[rule]
+    if rule.kind is RuleKind.MODULE_NAME_REGEX:
+        return f'module_name_regex "{target}" applies to no module'
+    if rule.kind is RuleKind.OBJECT_TYPE:
+        return ""
+    name = label(target if rule.kind is RuleKind.MODULE_NAME else target[0])
+    text = f'{rule.kind.value} "{rule.key}"'
+    if name in fused:
+        return f'{text} does nothing: "{name}" became a part of "{fused[name]}"'
+    if name and name not in paths:
+        meant = did_you_mean(name, paths, most=2, quote='"{}"'.format)
+        return f"{text} matches no module" + (f" ({meant})" if meant else "")
+    return f"{text} applies to no operator"
+
+
+# Which group size an operator takes where it does not take the one that is requested: tried, not guessed.
+#
+# 1. A size that is proposed divides the weight's axis, is one that the dtype config has scales for, and
+#    satisfies the conditions of the entry and of the dtype config, which may speak of it.
+# 2. Of several the nearest to the requested one, by their ratio. Where there is none, no size is proposed.
+
+
+def divided(asked: TensorRequest, use: UseFacts) -> tuple[Refusal, ...]:
+    """The refusal of a group or block size that does not divide the weight, if it does not."""
+    wrong = divides(asked, *use.weight_shape())
+    return () if wrong is None else (wrong,)
+
+
+def with_group_size(
+    refusals: tuple[Refusal, ...],
+    asked: TensorRequest | None,
+    use: UseFacts,
+    of: tuple[BackendPatternConfig, DTypeConfig],
+) -> tuple[Refusal, ...]:
+    """``refusals``, which propose one group size that ends them all, or none."""
+    if not refusals or asked is None or asked.shared_over.kind != "per_group":
+        return refusals
+    size = _size_that_fits(asked, use, of)
+    silent = tuple(replace(one, fix="") if _is_of_size(one) else one for one in refusals)
+    if size is None:
+        return silent
+    return (
+        replace(refusals[0], fix=f"group_size={size}"),
+        *(replace(o, fix="") for o in refusals[1:]),
+    )
+
+
+def _is_of_size(refusal: Refusal) -> bool:
+    return refusal.fix.startswith(("group size", "group_size"))
+
+
+def _size_that_fits(
+    asked: TensorRequest, use: UseFacts, of: tuple[BackendPatternConfig, DTypeConfig]
+) -> int | None:
+    """Rules 1 and 2."""
+    requested = asked.shared_over.size
+    config, one = of
+    demand = one.weight_dtype_with_constraints.granularity
+    if requested is None or demand is None:
+        return None
+    for size in sorted(_divisors(asked, use), key=lambda n: abs(math.log(n / requested))):
+        shared = replace(asked.shared_over, size=size)
+        with_size = replace(use, group_size=size)
+        if not Granularity.parse(demand).admits(shared):
+            continue
+        if not unmet(config.where, with_size) and not unmet(one.where, with_size):
+            return size
+    return None
+
+
+def _divisors(asked: TensorRequest, use: UseFacts) -> Iterator[int]:
+    """Sizes of two weights or more that divide the axis."""
+    shape, _ = use.weight_shape()
+    axis = -1 if asked.shared_over.axis is None else asked.shared_over.axis
+    length = shape[axis] if -len(shape) <= axis < len(shape) else 0
+    yield from (n for n in range(2, length + 1) if length % n == 0)

@@ -26,8 +26,8 @@ from torch import fx
 from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules
 from backquant.dtypes import dtype_name
 from backquant.graph import GraphIndex
-from backquant.graph.constants import input_independent
 from backquant.graph.modes import passed_on_in_evaluation
+from backquant.graph.queries import input_independent
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_places import find_float_places
 from backquant.match.occurrences import Occurrence

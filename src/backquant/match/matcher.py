@@ -28,7 +28,7 @@ from backquant.backend_config import BackendConfig, BackendPatternConfig, GraphP
 from backquant.backend_config.pattern import NormalPattern, PatternNode
 from backquant.graph import GraphIndex, OperatorKey
 from backquant.graph.arguments import ordered_arguments
-from backquant.match.readable_names import op_name
+from backquant.match.refusal import op_name
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,10 @@ from backquant.backend_config import (
 from backquant.backend_config.conditions import has_conditions, part_names
 from backquant.graph import GraphIndex, known_types, node_arguments, nodes_in
 from backquant.graph.shapes import GraphValues
-from backquant.match.fusion import keeps_channels, unseen_rank
+from backquant.match.fusion import flattened, keeps_channels, root_of, unseen_rank
 from backquant.match.matcher import Found, Matcher, PatternIndex
 from backquant.match.plan import Match, MatchKind, PortUse
-from backquant.match.readable_names import entry_text, op_name
-from backquant.match.structure import flattened, root_of
+from backquant.match.refusal import entry_text, op_name
 from backquant.operators import find
 
 _SHARES = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT

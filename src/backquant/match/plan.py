@@ -11,20 +11,72 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from functools import cache
+from types import NoneType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 
+from backquant.backend_config import BackendConfig
 from backquant.dtypes import Granularity
 from backquant.errors import ConfigError
 from backquant.identifiers import labelled
-from backquant.match.plain_data import from_plain_data, plain_data
+
+# Dataclasses as JSON-able values and back, by the types of their fields.
+
+_hints = cache(get_type_hints)
+
+
+def plain_data(value: Any) -> Any:
+    """Dataclasses become dicts, tuples lists, dtypes and enums their names.
+
+    >>> plain_data((torch.int8, {"shape": (2, 3)}))
+    ['int8', {'shape': [2, 3]}]
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_data(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, dict):
+        return {key: plain_data(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain_data(item) for item in value]
+    return value
+
+
+def from_plain_data(kind: Any, value: Any) -> Any:
+    """The value of the type ``kind`` that became ``value``.
+
+    Raises ``TypeError``, ``ValueError``, ``KeyError`` or ``AttributeError`` where none did.
+
+    >>> from_plain_data(tuple[torch.dtype, ...], ["int8"]), from_plain_data(int | None, None)
+    ((torch.int8,), None)
+    """
+    arguments, origin = get_args(kind), get_origin(kind)
+    if NoneType in arguments:
+        return None if value is None else from_plain_data(arguments[0], value)
+    if origin is tuple:
+        return tuple(from_plain_data(arguments[0], item) for item in value)
+    if origin in (dict, Mapping):
+        return {key: from_plain_data(arguments[1], item) for key, item in value.items()}
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = _hints(kind)
+        return kind(**{name: from_plain_data(hints[name], item) for name, item in value.items()})
+    if issubclass(kind, tuple):
+        return kind(*map(from_plain_data, _hints(kind).values(), value))
+    if kind is torch.dtype:
+        return getattr(torch, value)
+    return kind(value) if issubclass(kind, Enum) else value
+
 
 # Not written where they are empty: plans that were written before have none.
 _SELDOM = ("separate_layers", "by_sample")
+
 # Fields of plans that were written before, and their names now.
 _NAMES = {"apart": "separate_layers"}
 
@@ -396,3 +448,39 @@ class Plan:
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no plan: {error}", where="Plan.from_dict") from error
         return made
+
+
+# The integer dtypes that a plan computes in, operator by operator.
+
+
+@dataclass(frozen=True)
+class IntegerDtype:
+    """``operator`` computes on integers of ``dtype`` in one ``role``: input, output or weight."""
+
+    operator: str
+    role: str
+    dtype: torch.dtype
+
+
+def integer_dtypes(plan: Plan, config: BackendConfig) -> Iterator[IntegerDtype]:
+    """The dtypes of each match that is quantized statically.
+
+    What computes in float, dynamically or on weights alone needs no integer activations and is left out.
+    """
+    entries = config.shared_configs
+    for match in plan.matches:
+        decision = plan.decisions[match.anchor]
+        if not decision.quantized or decision.dtype_config is None or match.entry < 0:
+            continue
+        chosen = entries[match.entry].dtype_configs[decision.dtype_config]
+        if chosen.is_dynamic or not _is_integer(chosen.input_dtype, chosen.output_dtype):
+            continue
+        operator = f"{decision.module_path or match.anchor} ({match.pattern})"
+        for role in ("input", "output", "weight"):
+            dtype = getattr(chosen, f"{role}_dtype")
+            if _is_integer(dtype):
+                yield IntegerDtype(operator, role, dtype)
+
+
+def _is_integer(*dtypes: torch.dtype | None) -> bool:
+    return all(d is not None and not d.is_floating_point and not d.is_complex for d in dtypes)

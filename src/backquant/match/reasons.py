@@ -13,14 +13,13 @@ from torch import fx
 from backquant.backend_config import BackendConfig, DTypeConfig, GraphPattern, QDQRules
 from backquant.backend_config.describe import describe_dtype
 from backquant.graph import GraphIndex, Scope
-from backquant.match.attention import as_products
-from backquant.match.custom import requested_kind
+from backquant.match.conditions import as_products
 from backquant.match.fixes import mapping_call, qconfig_fix
 from backquant.match.matcher import Candidate, Matcher, Miss, PatternIndex
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, Reason
-from backquant.match.readable_names import entry_text, op_name
-from backquant.match.refusal import Refusal
+from backquant.match.refusal import Refusal, entry_text, op_name
+from backquant.match.roles import requested_kind
 from backquant.match.rules import Hit
 from backquant.match.verdict import QConfigRequest, Roles, Ruling, tensor_text
 from backquant.operators import find, spellings

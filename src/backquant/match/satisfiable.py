@@ -23,16 +23,16 @@ from backquant.backend_config import (
     ObservationType,
 )
 from backquant.backend_config.conditions import AllOf, condition_from, conjuncts, contradictions
+from backquant.backend_config.dtype_rules import Place
 from backquant.backend_config.validate import Finding
-from backquant.backend_config.validate.finding import Place
 from backquant.dtypes import Granularity, dtype_name, find_dtype, is_quantized
 from backquant.errors import BackquantError, CaptureError
 from backquant.graph import Captured, capture
 from backquant.match.decide import make_plan
 from backquant.match.fixes import qconfig_fix, unconditional
 from backquant.match.plan import Decision
-from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.roles import sums_axis
+from backquant.match.rules import QConfigReader
 from backquant.match.verdict import QConfigRequest, Roles, judge
 from backquant.operators import find
 from backquant.qconfig import QConfig, QConfigMapping

@@ -261,7 +261,6 @@ _WEIGHTS = {
     ReasonCode.DTYPE_TOKEN: 5,
 }
 
-
 # One that has the dtypes requested, and is refused by conditions alone, is nearer than one of other dtypes.
 _CONDITIONS_ALONE = 8
 

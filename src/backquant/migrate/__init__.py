@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.notebook import migrate_notebook
-from backquant.migrate.report import report_text
-from backquant.migrate.run import Migration, migrate_paths
-from backquant.migrate.source import migrate_source
+from backquant.migrate.run import Migration, migrate_paths, report_text
+from backquant.migrate.source import FileResult, Finding, migrate_source
 
 __all__ = ["FileResult", "Finding", "Migration"]
 __all__ += ["migrate_notebook", "migrate_paths", "migrate_source", "report_text"]

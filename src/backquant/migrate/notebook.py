@@ -16,8 +16,7 @@ from itertools import product
 from typing import Any
 
 from backquant.json_text import read_json
-from backquant.migrate.finding import FileResult, Finding
-from backquant.migrate.source import mentions_quantization, migrate_source
+from backquant.migrate.source import FileResult, Finding, mentions_quantization, migrate_source
 
 _MARK = "# <backquant cell {}>"
 _MARK_LINE = re.compile(r"^[ \t]*# <backquant cell (\d+)>$")

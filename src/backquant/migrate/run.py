@@ -3,15 +3,106 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+import fnmatch
+import io
+import os
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backquant.migrate.finding import FileResult, Finding
+from backquant.errors import UsageError
+from backquant.files import replace_file
 from backquant.migrate.notebook import migrate_notebook
-from backquant.migrate.source import migrate_source
-from backquant.migrate.sources import find_files, read_text, write_text
+from backquant.migrate.source import FileResult, Finding, migrate_source
+
+# Which files are migrated, and how they are read and written.
+
+SUFFIXES = (".py", ".pyi", ".ipynb")
+_FOLDERS = """
+.git .hg .svn .tox .nox .venv venv .mypy_cache .pytest_cache .ruff_cache .ipynb_checkpoints
+__pycache__ __pypackages__ node_modules site-packages .eggs
+"""
+_SKIPPED = frozenset(_FOLDERS.split())
+
+
+def find_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Path]:
+    """The Python files and notebooks below ``paths``, sorted, each once.
+
+    Folders of version control, virtual environments and caches are skipped, and what matches one of
+    the patterns in ``exclude``: by name, or by path below the folder given. Links are not followed.
+    A file that is given itself is taken as it is. Raises UsageError for a path that does not exist.
+
+    >>> find_files([Path(__file__)])[0].name
+    'run.py'
+    """
+    patterns = tuple(exclude)
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            found.update(dict.fromkeys(_below(path, patterns)))
+        elif path.is_file():
+            found[path] = None
+        else:
+            raise UsageError(
+                f"{path} does not exist", where="PATH", fix="name a file or a folder of sources"
+            )
+    return list(found)
+
+
+def _below(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    for base, folders, files in os.walk(folder):
+        here = Path(base)
+        folders[:] = sorted(
+            name for name in folders if not _skips_folder(here / name, folder, patterns)
+        )
+        for name in sorted(files):
+            path = here / name
+            wanted = path.suffix in SUFFIXES and not path.is_symlink()
+            if wanted and not _is_excluded(path.relative_to(folder), patterns):
+                yield path
+
+
+def _skips_folder(path: Path, top: Path, patterns: tuple[str, ...]) -> bool:
+    return (
+        path.name in _SKIPPED
+        or path.is_symlink()
+        or (path / "pyvenv.cfg").exists()
+        or _is_excluded(path.relative_to(top), patterns)
+    )
+
+
+def _is_excluded(path: Path, patterns: tuple[str, ...]) -> bool:
+    whole = path.as_posix()
+    return any(
+        fnmatch.fnmatch(name, pattern.rstrip("/"))
+        for pattern in patterns
+        for name in (path.name, whole)
+    )
+
+
+def read_text(path: Path) -> tuple[str, str]:
+    """The text of a Python file with its own line ends, and its encoding.
+
+    Raises OSError, UnicodeDecodeError, or SyntaxError for an encoding that Python does not know.
+
+    >>> read_text(Path(__file__))[1]
+    'utf-8'
+    """
+    data = path.read_bytes()
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return data.decode(encoding), encoding
+
+
+def write_text(path: Path, text: str, encoding: str = "utf-8") -> None:
+    """Replace a file in one step: whoever reads it sees the old text or the new one.
+
+    A link stays a link; mode bits are kept. Raises OSError, with the file as it was.
+    """
+    if not os.access(path, os.W_OK):
+        raise PermissionError(f"{path} may not be written")
+    replace_file(path, text.encode(encoding))
 
 
 @dataclass(frozen=True)
@@ -130,3 +221,64 @@ def _migrate_file(path: Path, *, write: bool) -> FileResult:
 
 def _failed(path: str, what: str, error: Exception) -> Finding:
     return Finding(path, 0, 0, "file", what, str(error), "correct that and run migrate again")
+
+
+# What became of the files, and what is left to a person, as text.
+
+
+def report_text(migration: Migration) -> str:
+    """The files that changed or were left; then, by reason, the places that need a person.
+
+    >>> print(report_text(Migration((FileResult("a.py", "x\\n", "y\\n"),))))
+    would change   a.py
+    <BLANKLINE>
+    1 file, 1 would change
+    """
+    states = [(_state(result), result.path) for result in migration.files]
+    files = [f"{state:<14} {path}" for state, path in states if state]
+    parts = ["\n".join(files), *_by_reason(migration.findings), _counts(migration)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _state(result: FileResult) -> str:
+    if result.written:
+        return "rewritten"
+    if result.changed:
+        return "would change"
+    return "left as it is" if result.held else ""
+
+
+def _by_reason(findings: tuple[Finding, ...]) -> list[str]:
+    """A paragraph per reason: what and why, how, and every place."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.kind, finding.why, finding.how), []).append(finding)
+    return [
+        "\n".join([f"{kind}: {why}", f"  how  {how}", *(f"  {_place(f)}" for f in places)])
+        for (kind, why, how), places in groups.items()
+    ]
+
+
+def _place(finding: Finding) -> str:
+    where = f"{finding.path}:{finding.line}" if finding.line else finding.path
+    return f"{where}  {finding.what}"
+
+
+def _counts(migration: Migration) -> str:
+    written = sum(result.written for result in migration.files)
+    held = sum(result.held for result in migration.files)
+    parts = [
+        _number(len(migration.files), "file"),
+        f"{written} rewritten" if written else "",
+        f"{len(migration.changed) - written} would change"
+        if len(migration.changed) > written
+        else "",
+        f"{held} left as they are" if held else "",
+        f"{_number(len(migration.findings), 'place')} for a person" if migration.findings else "",
+    ]
+    counted = [part for part in parts if part]
+    return ", ".join(counted) if len(counted) > 1 else f"{counted[0]}, nothing to do"
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" + ("" if count == 1 else "s")

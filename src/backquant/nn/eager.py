@@ -28,7 +28,7 @@ from backquant.nn.intrinsic import FusedModule
 from backquant.nn.quantizable.slots import FloatFunctional
 from backquant.nn.quantized.functional_modules import QFunctional
 from backquant.nn.stubs import DeQuantStub, QuantWrapper
-from backquant.observe.qparams import qparam_dict
+from backquant.observe.protocol import qparam_dict
 
 __all__ = [
     "add_quant_dequant",

@@ -16,7 +16,7 @@ from backquant.observe.fake_quantize import (
     FusedMovingAvgObsFakeQuantize,
 )
 from backquant.observe.histogram import HistogramObserver
-from backquant.observe.minmax import MinMaxObserver
+from backquant.observe.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from backquant.observe.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
@@ -29,14 +29,6 @@ from backquant.observe.observer_state import (
     get_observer_state_dict,
     load_observer_state_dict,
 )
-from backquant.observe.partial import (
-    ObserverPartial,
-    factories_equal,
-    factory_hash,
-    with_args,
-    with_callable_args,
-)
-from backquant.observe.per_channel import PerChannelMinMaxObserver
 from backquant.observe.placeholder import (
     FixedQParamsObserver,
     NoopObserver,
@@ -45,14 +37,19 @@ from backquant.observe.placeholder import (
     ReuseInputObserver,
 )
 from backquant.observe.protocol import (
+    ObserverPartial,
+    factories_equal,
+    factory_hash,
     is_fake_quantize,
     is_fixed_qparams,
     is_noop,
     is_observer_or_fake_quantize,
     is_placeholder,
     is_reuse_input,
+    qparam_dict,
+    with_args,
+    with_callable_args,
 )
-from backquant.observe.qparams import qparam_dict
 
 __all__ = [
     # bases and factories

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from backquant.dtypes import QuantRange, affine_qparams, is_quantized, known_dtypes, resolve_range
 from backquant.errors import ConfigError
-from backquant.observe.partial import with_args, with_callable_args
+from backquant.observe.protocol import with_args, with_callable_args
 
 EPS = torch.finfo(torch.float32).eps
 

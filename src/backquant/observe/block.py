@@ -17,7 +17,7 @@ from backquant.dtypes import (
 from backquant.dtypes.table import INT4
 from backquant.errors import ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
-from backquant.observe.qparams import with_shape
+from backquant.observe.protocol import with_shape
 
 _SHRINKS = 40  # ranges that are tried: from the whole down to a fifth of it, in steps of 2 %
 _STEP = 0.02

@@ -10,12 +10,11 @@ from backquant.observe.fake_quantize import (
     FusedMovingAvgObsFakeQuantize,
 )
 from backquant.observe.histogram import HistogramObserver
-from backquant.observe.minmax import MinMaxObserver
+from backquant.observe.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from backquant.observe.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from backquant.observe.per_channel import PerChannelMinMaxObserver
 from backquant.observe.placeholder import (
     FixedQParamsObserver,
     PlaceholderObserver,

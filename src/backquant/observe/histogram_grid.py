@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backquant.native import library, measuring
+from backquant.native import library
+from backquant.native import library as measuring
 
 Array = np.ndarray[Any, Any]
 

@@ -2,15 +2,96 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from backquant.dtypes import is_per_tensor
-from backquant.errors import ConfigError
+from backquant.dtypes import is_per_channel, is_per_tensor
+from backquant.errors import CalibrationError, ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
-from backquant.observe.ranges import finite_range
+from backquant.observe.protocol import with_shape
+
+# Smallest and largest finite value of a tensor, whole or per channel.
+
+
+class FiniteRange(NamedTuple):
+    """Extremes of the finite values, (inf, -inf) where there is none, and how many others there are."""
+
+    low: Tensor
+    high: Tensor
+    ignored: int
+
+
+def finite_range(x: Tensor) -> FiniteRange:
+    """Smallest and largest finite value of float ``x`` (any shape), each of shape ``[]``.
+
+    >>> finite_range(torch.tensor([[2.0, -1.0, float("nan")]]))
+    FiniteRange(low=tensor(-1.), high=tensor(2.), ignored=1)
+    """
+    if x.numel() == 0:
+        return _nothing(x, 0)
+    low, high = torch.aminmax(x)
+    if all_finite(low, high):
+        return FiniteRange(low, high, 0)
+    kept = x[torch.isfinite(x)]
+    ignored = x.numel() - kept.numel()
+    if kept.numel() == 0:
+        return _nothing(x, ignored)
+    return FiniteRange(*torch.aminmax(kept), ignored)
+
+
+def all_finite(low: Tensor, high: Tensor) -> bool:
+    """Whether two extremes (``[]``) say that everything between is finite; False in doubt.
+
+    One wait for the device. Doubt: two finite extremes whose difference overflows.
+
+    >>> all_finite(torch.tensor(0.0), torch.tensor(1.0)), all_finite(*torch.tensor([0.0, torch.nan]))
+    (True, False)
+    """
+    return math.isfinite((high - low).item())
+
+
+def channel_range(x: Tensor, axis: int) -> FiniteRange:
+    """Smallest and largest finite value of every channel, each of shape ``[x.size(axis)]``.
+
+    Raises ConfigError when ``x`` has no such axis.
+
+    >>> low, high, _ = channel_range(torch.tensor([[2.0, -1.0], [3.0, 4.0]]), 0)
+    >>> low, high
+    (tensor([-1.,  3.]), tensor([2., 4.]))
+    """
+    if not -x.dim() <= axis < x.dim():
+        raise ConfigError(
+            f"a tensor of {x.dim()} dimensions has no channel axis {axis}",
+            where=f"shape {list(x.shape)}, ch_axis={axis}",
+            fix=f"use an observer with ch_axis between {-x.dim()} and {x.dim() - 1}",
+        )
+    others = [dim for dim in range(x.dim()) if dim != axis % x.dim()]
+    if not others:
+        others, x = [1], x.unsqueeze(1)
+    low, high = x.amin(others), x.amax(others)  # each is vectorised, unlike aminmax(dim=...)
+    if bool(torch.isfinite(high - low).all()):
+        return FiniteRange(low, high, 0)
+    finite = torch.isfinite(x)
+    low = x.masked_fill(~finite, math.inf).amin(others)
+    high = x.masked_fill(~finite, -math.inf).amax(others)
+    return FiniteRange(low, high, x.numel() - int(finite.sum()))
+
+
+def check_channels(before: Tensor, now: Tensor, axis: int) -> None:
+    """Raise CalibrationError when the number of channels changed between batches."""
+    if before.shape != now.shape:
+        raise CalibrationError(
+            f"a per-channel observer saw {before.numel()} channels and now {now.numel()}",
+            where=f"ch_axis={axis}",
+            fix="feed tensors with one number of channels, or choose the axis that is constant",
+        )
+
+
+def _nothing(x: Tensor, ignored: int) -> FiniteRange:
+    return FiniteRange(x.new_tensor(math.inf), x.new_tensor(-math.inf), ignored)
 
 
 class MinMaxObserver(UniformQuantizationObserverBase):
@@ -102,3 +183,114 @@ def check_reduced_symmetric(observer: UniformQuantizationObserverBase) -> None:
             where=f"{type(observer).__name__}(dtype=torch.quint8, reduce_range=True)",
             fix="use dtype=torch.qint8, or quant_min=0, quant_max=127",
         )
+
+
+# PerChannelMinMaxObserver: smallest and largest value of every channel.
+
+
+class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
+    """Records smallest and largest value of every channel along ``ch_axis``.
+
+    Empty inputs, NaN and infinite values leave the range unchanged; a channel that never held a
+    finite value counts as all zero. A batch with another number of channels raises
+    CalibrationError. Merging is exact.
+
+    >>> observer = PerChannelMinMaxObserver(dtype=torch.qint8, qscheme=torch.per_channel_symmetric)
+    >>> _ = observer(torch.tensor([[-1.0, 1.275], [2.55, 0.0]]))
+    >>> observer.calculate_qparams()
+    (tensor([0.0100, 0.0200]), tensor([0, 0]))
+    """
+
+    min_val: Tensor
+    max_val: Tensor
+
+    def __init__(  # the signature is PyTorch's
+        self,
+        ch_axis: int = 0,
+        dtype: torch.dtype = torch.quint8,
+        qscheme: torch.qscheme = torch.per_channel_affine,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        factory_kwargs: dict[str, Any] | None = None,
+        eps: float = EPS,
+        is_dynamic: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        if not is_per_channel(qscheme):
+            raise ConfigError(
+                f"{name} measures one range per channel and was requested with {qscheme}",
+                where=f"{name}(qscheme={qscheme})",
+                fix="use torch.per_channel_affine or torch.per_channel_symmetric, "
+                f"or {name.replace('PerChannel', '')}",
+            )
+        if is_dynamic:
+            raise ConfigError(
+                f"{name} cannot measure at inference: kernels take dynamic ranges per tensor",
+                where=f"{name}(is_dynamic=True)",
+                fix="use PlaceholderObserver.with_args(is_dynamic=True)",
+            )
+        super().__init__(
+            dtype=dtype,
+            qscheme=qscheme,
+            reduce_range=reduce_range,
+            quant_min=quant_min,
+            quant_max=quant_max,
+            factory_kwargs=factory_kwargs,
+            eps=eps,
+            is_dynamic=is_dynamic,
+            **kwargs,
+        )
+        made = torch.nn.factory_kwargs(factory_kwargs)
+        self.ch_axis = ch_axis
+        self.register_buffer("min_val", torch.tensor([], **made))
+        self.register_buffer("max_val", torch.tensor([], **made))
+        check_reduced_symmetric(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Widen every channel's range to hold ``x`` (at least one dimension); returns ``x``."""
+        if x.numel() == 0:
+            return x
+        low, high, ignored = channel_range(x.detach().to(self.min_val.dtype), self.ch_axis)
+        self.ignored += ignored
+        self._widen(low, high)
+        return x
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point, each of shape ``[channels]``; 1 and 0, warned, before any data."""
+        return self._calculate_qparams(self.min_val, self.max_val)
+
+    def reset_min_max_vals(self) -> None:
+        """Forget the ranges."""
+        self.min_val = self.min_val.new_empty(0)
+        self.max_val = self.max_val.new_empty(0)
+
+    def _widen(self, low: Tensor, high: Tensor) -> None:
+        if self.min_val.numel() > 0:
+            check_channels(self.min_val, low, self.ch_axis)
+            low, high = torch.minimum(low, self.min_val), torch.maximum(high, self.max_val)
+        self._set_range(low, high)
+
+    def _set_range(self, low: Tensor, high: Tensor) -> None:
+        with_shape(self.min_val, low.shape).copy_(low)
+        with_shape(self.max_val, high.shape).copy_(high)
+
+    def _absorb(self, other: PerChannelMinMaxObserver) -> None:
+        if other.min_val.numel() > 0:
+            self._widen(other.min_val, other.max_val)
+
+    def extra_repr(self) -> str:
+        return f"min_val={self.min_val}, max_val={self.max_val}"
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """The buffers take the shape of what is loaded; versions below 3 have older names."""
+        older = (local_metadata.get("version") or 3) < 3
+        for name in ("min_val", "max_val"):
+            if older and prefix + name + "s" in state_dict:
+                state_dict[prefix + name] = state_dict.pop(prefix + name + "s")
+            if prefix + name in state_dict:
+                with_shape(getattr(self, name), state_dict[prefix + name].shape)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)

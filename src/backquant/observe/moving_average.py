@@ -9,9 +9,13 @@ from torch import Tensor
 
 from backquant.errors import ConfigError
 from backquant.observe.base import EPS, ObserverBase
-from backquant.observe.minmax import MinMaxObserver
-from backquant.observe.per_channel import PerChannelMinMaxObserver
-from backquant.observe.ranges import channel_range, check_channels, finite_range
+from backquant.observe.minmax import (
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+    channel_range,
+    check_channels,
+    finite_range,
+)
 
 
 class MovingAverageMinMaxObserver(MinMaxObserver):

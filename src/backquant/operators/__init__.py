@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from backquant.operators.aten import overload
 from backquant.operators.described import entries_of
-from backquant.operators.example import Example, Sample, Weight
 from backquant.operators.index import (
     all_operators,
     find,
@@ -14,8 +14,14 @@ from backquant.operators.index import (
     overloads,
     spellings,
 )
-from backquant.operators.operator import FixedQParams, Operator, QParamsRule
-from backquant.operators.written import overload
+from backquant.operators.operator import (
+    Example,
+    FixedQParams,
+    Operator,
+    QParamsRule,
+    Sample,
+    Weight,
+)
 
 __all__ = [
     "Example",

@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.graph.export import Call
-from backquant.operators.example import INPUT, Sample, Weight
-from backquant.operators.exported import filled, function_call, given
-from backquant.operators.operator import Operator, QParamsRule
+from backquant.operators.entry import filled, function_call, given
+from backquant.operators.operator import INPUT, Operator, QParamsRule, Sample, Weight
 
 MODULES: tuple[type[nn.Module], ...] = (nn.ELU, nn.LeakyReLU, nn.Hardswish)
 PRELU: type[nn.Module] = nn.PReLU

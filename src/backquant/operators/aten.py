@@ -15,9 +15,43 @@ import torch
 from torch import fx, nn
 
 from backquant.graph.export import Call
-from backquant.operators.composed import composed
-from backquant.operators.index import all_operators, find
+from backquant.operators.entry import Decomposition
+from backquant.operators.index import all_operators, find, overloads
 from backquant.operators.operator import Operator
+
+# An operator that decomposition took apart, put together again: by the ``decompositions`` of the records.
+
+
+def composed(node: fx.Node) -> fx.Node | None:
+    """The operator that the calls ending in ``node`` are together, as one call before it, or ``None``.
+
+    >>> import torch
+    >>> graph = fx.Graph()
+    >>> x, w, b = (graph.placeholder(name) for name in "xwb")
+    >>> turned = graph.call_function(torch.ops.aten.permute.default, (w, [1, 0]))
+    >>> made = composed(graph.call_function(torch.ops.aten.addmm.default, (b, x, turned)))
+    >>> made.target is torch.ops.aten.linear.default, made.args
+    (True, (x, w, b))
+    """
+    is_item = node.target is operator.getitem and bool(node.args[1] == 0)
+    last: Any = node.args[0] if is_item else node
+    rules = _decompositions().get((getattr(last, "target", None), is_item), ())
+    call = next((call for rule in rules if (call := rule.read(last)) is not None), None)
+    if call is None:
+        return None
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(*call)
+    made.meta.update(node.meta)
+    return made
+
+
+@cache
+def _decompositions() -> dict[tuple[Any, bool], list[Decomposition]]:
+    found: dict[tuple[Any, bool], list[Decomposition]] = {}
+    for known in all_operators():
+        for each in known.decompositions:
+            found.setdefault((each.ends_in, each.is_item), []).append(each)
+    return found
 
 
 class AtenSpeller:
@@ -31,7 +65,7 @@ class AtenSpeller:
     """
 
     def composed(self, node: fx.Node) -> fx.Node | None:
-        """See ``backquant.operators.composed``."""
+        """See ``backquant.operators.aten``."""
         return composed(node)
 
     def call(self, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
@@ -99,3 +133,82 @@ def _respelled() -> dict[Any, Operator]:
 @cache
 def _rebuilt() -> dict[Any, Operator]:
     return {overload: known for known in all_operators() for overload in known.rebuilt}
+
+
+# The aten overload by which a pass writes an operator into an exported graph, or looks for it there.
+
+
+#: Of operators that no record has, those whose overload is not called ``default``.
+_OVERLOADS = {"slice": "Tensor", "to": "dtype", "sym_size": "int"}
+
+
+@cache
+def overload(name: str, which: str = "") -> Any:
+    """Of the aten operator ``name``: the overload that its record lists first, or the one called ``which``.
+
+    Raises ``AttributeError`` for a name that PyTorch does not have.
+
+    >>> overload("add"), overload("rsqrt"), overload("conv2d", "padding")
+    (<OpOverload(op='aten.add', overload='Tensor')>, <OpOverload(op='aten.rsqrt', overload='default')>, \
+<OpOverload(op='aten.conv2d', overload='padding')>)
+    """
+    if not which and name in _first_overloads():
+        return _first_overloads()[name]
+    return getattr(getattr(torch.ops.aten, name), which or _OVERLOADS.get(name, "default"))
+
+
+@cache
+def _first_overloads() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for known in all_operators():
+        for each in known.aten:
+            if each.namespace == "aten":
+                found.setdefault(each._opname, each)
+    return found
+
+
+# Windows of poolings in exported programs, no larger than what they move over. Values stay.
+#
+# In ceil mode PyTorch takes a larger window, and cuts it off (EfficientNet of transformers averages windows
+# of 2560). ONNX's runtimes refuse it; Inductor's code and ExecuTorch's kernel go through all of it each
+# time.
+
+_POOLS = tuple(f"{kind}_pool{rank}d" for kind in ("avg", "max") for rank in (1, 2, 3))
+
+
+def cut_windows(graph: fx.Graph) -> None:
+    """Cut the windows of ``graph``, in place, where the size is known. A stride that is left out is that of
+    the window as given.
+
+    >>> import torch
+    >>> pool = torch.nn.AvgPool2d(8, ceil_mode=True)
+    >>> graph = torch.export.export(pool, (torch.zeros(1, 2, 3, 9),)).graph
+    >>> cut_windows(graph)
+    >>> [node.args[1:] for node in graph.nodes if "avg_pool2d" in str(node.target)]
+    [([3, 8], [8, 8], [0, 0], True)]
+    """
+    for pool in overloads(*_POOLS):
+        for node in graph.find_nodes(op="call_function", target=pool):
+            _cut_window(node)
+
+
+def _cut_window(node: fx.Node) -> None:
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    named = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    shape = named["self"].meta["val"].shape
+    rank = int(str(node.target).partition("_pool")[2][0])
+    given = _of_rank(named["kernel_size"], rank)
+    pads, steps = (_of_rank(named.get(n, by), rank) for n, by in (("padding", 0), ("dilation", 1)))
+    room = [size + 2 * pad for size, pad in zip(shape[-rank:], pads, strict=True)]
+    cut = [
+        min(w, r) if isinstance(r, int) and step == 1 else w
+        for w, r, step in zip(given, room, steps, strict=True)
+    ]
+    if cut != given:
+        node.args = (node.args[0], cut, named.get("stride") or given, *node.args[3:])
+
+
+def _of_rank(value: Any, rank: int) -> list[int]:
+    """A number, or a list of one, counts for each axis."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * rank if len(values) == 1 else values

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig
 from backquant.operators.entry import admit, observed
-from backquant.operators.example import INPUT, Sample
-from backquant.operators.operator import Operator
+from backquant.operators.operator import INPUT, Operator, Sample
 
 
 def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:

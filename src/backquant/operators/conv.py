@@ -25,11 +25,21 @@ from backquant.nn import intrinsic, qat
 from backquant.nn.intrinsic import fusers
 from backquant.nn.intrinsic import qat as intrinsic_qat
 from backquant.nn.quantized import reference
-from backquant.operators.decomposition import AtenCall, Decomposition, shape_of
-from backquant.operators.entry import admit, functional, fusion, observed, swapped
-from backquant.operators.example import INPUT, Sample, Weight
-from backquant.operators.exported import filled, function_call, given, sizes
-from backquant.operators.operator import Operator
+from backquant.operators.entry import (
+    AtenCall,
+    Decomposition,
+    admit,
+    filled,
+    function_call,
+    functional,
+    fusion,
+    given,
+    observed,
+    shape_of,
+    sizes,
+    swapped,
+)
+from backquant.operators.operator import INPUT, Operator, Sample, Weight
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from backquant.operators.example import INPUT, Sample
-from backquant.operators.operator import Operator
+from backquant.operators.operator import INPUT, Operator, Sample
 
 OPERATORS: tuple[Operator, ...] = (
     Operator(

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
 from backquant.operators.entry import admit, observed
-from backquant.operators.example import INPUT, Sample
-from backquant.operators.operator import Operator, QParamsRule
+from backquant.operators.operator import INPUT, Operator, QParamsRule, Sample
 
 ADD_MUL: tuple[Callable[..., Any], ...] = (operator.add, torch.add, operator.mul, torch.mul)
 ADD_SUB_MUL: tuple[Callable[..., Any], ...] = (

@@ -13,10 +13,8 @@ from backquant.backend_config import BackendPatternConfig, DTypeConfig
 from backquant.graph.export import Call
 from backquant.nn import qat
 from backquant.nn.quantized import reference
-from backquant.operators.entry import admit, functional, swapped
-from backquant.operators.example import INPUT, Sample, Weight
-from backquant.operators.exported import filled, function_call
-from backquant.operators.operator import Operator
+from backquant.operators.entry import admit, filled, function_call, functional, swapped
+from backquant.operators.operator import INPUT, Operator, Sample, Weight
 
 
 def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:

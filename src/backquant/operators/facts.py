@@ -1,6 +1,6 @@
 """What is known of one use of an operator: reads the quantities that conditions name off a graph.
 
-The names stand in ``backquant.backend_config.conditions.quantities``. What a module, an argument, or a
+The names stand in ``backquant.backend_config.conditions.expressions``. What a module, an argument, or a
 weight of the model says needs no example inputs; shapes of activations do.
 """
 
@@ -15,8 +15,13 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, dtype, fx
 
-from backquant.backend_config.conditions.expressions import Quantity
-from backquant.backend_config.conditions.quantities import OPERATOR, SUBJECTS, TENSOR, subject_of
+from backquant.backend_config.conditions.expressions import (
+    OPERATOR,
+    SUBJECTS,
+    TENSOR,
+    Quantity,
+    subject_of,
+)
 from backquant.graph import GraphIndex
 from backquant.graph.arguments import argument_named
 from backquant.graph.shapes import GraphValues, TensorFacts

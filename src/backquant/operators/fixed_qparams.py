@@ -16,11 +16,8 @@ from torch.nn import functional as F
 from backquant.backend_config import BackendPatternConfig, DTypeConfig
 from backquant.errors import SpecError
 from backquant.graph.export import Call
-from backquant.operators.decomposition import AtenCall, Decomposition
-from backquant.operators.entry import admit, observed
-from backquant.operators.example import INPUT, Sample
-from backquant.operators.exported import function_call
-from backquant.operators.operator import FixedQParams, Operator, QParamsRule
+from backquant.operators.entry import AtenCall, Decomposition, admit, function_call, observed
+from backquant.operators.operator import INPUT, FixedQParams, Operator, QParamsRule, Sample
 
 ZERO_TO_ONE = FixedQParams(scale=1.0 / 256.0, zero_point=0)
 MINUS_ONE_TO_ONE = FixedQParams(scale=2.0 / 256.0, zero_point=128)

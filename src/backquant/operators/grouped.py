@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from backquant.backend_config import BackendPatternConfig, DTypeConfig
 from backquant.graph.grouped import grouped_linear
 from backquant.operators.entry import admit, functional
-from backquant.operators.example import INPUT, Sample, Weight
-from backquant.operators.operator import Operator
+from backquant.operators.operator import INPUT, Operator, Sample, Weight
 
 
 def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:

@@ -32,19 +32,24 @@ from backquant.nn import intrinsic, qat
 from backquant.nn.intrinsic import fusers
 from backquant.nn.intrinsic import qat as intrinsic_qat
 from backquant.nn.quantized import reference
-from backquant.operators.decomposition import (
+from backquant.operators.entry import (
     AtenCall,
     Decomposition,
+    admit,
     calls,
+    filled,
+    function_call,
+    functional,
+    fusion,
+    given,
     is_parameter,
     is_state,
+    observed,
     shape_of,
+    swapped,
     with_target,
 )
-from backquant.operators.entry import admit, functional, fusion, observed, swapped
-from backquant.operators.example import INPUT, Sample, Weight
-from backquant.operators.exported import filled, function_call, given
-from backquant.operators.operator import Operator
+from backquant.operators.operator import INPUT, Operator, Sample, Weight
 
 
 def single_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:

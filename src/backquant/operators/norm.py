@@ -16,19 +16,23 @@ from torch.nn import functional as F
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, SequentialFuser
 from backquant.graph.export import Call
 from backquant.nn import intrinsic
-from backquant.operators.decomposition import (
+from backquant.operators.entry import (
     AtenCall,
     Decomposition,
+    admit,
     calls,
+    filled,
     first_result,
+    function_call,
+    functional,
+    fusion,
+    given,
     is_parameter,
+    observed,
     shape_of,
     with_target,
 )
-from backquant.operators.entry import admit, functional, fusion, observed
-from backquant.operators.example import INPUT, Sample, Weight
-from backquant.operators.exported import filled, function_call, given
-from backquant.operators.operator import Operator
+from backquant.operators.operator import INPUT, Operator, Sample, Weight
 
 INSTANCE_NORMS: tuple[type[nn.Module], ...] = (
     nn.InstanceNorm1d,

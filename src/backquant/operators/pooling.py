@@ -12,11 +12,8 @@ from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
 from backquant.graph.export import Call
-from backquant.operators.decomposition import first_result
-from backquant.operators.entry import admit
-from backquant.operators.example import INPUT, Sample
-from backquant.operators.exported import function_call, sizes
-from backquant.operators.operator import Operator, QParamsRule
+from backquant.operators.entry import admit, first_result, function_call, sizes
+from backquant.operators.operator import INPUT, Operator, QParamsRule, Sample
 
 
 def root_of_item(pattern: tuple[Any, Any, Any]) -> Any:

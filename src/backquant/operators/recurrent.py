@@ -9,8 +9,7 @@ from torch import nn
 from backquant.backend_config import BackendPatternConfig, DTypeConfig
 from backquant.nn.quantized import reference
 from backquant.operators.entry import admit, swapped
-from backquant.operators.example import Sample
-from backquant.operators.operator import Operator
+from backquant.operators.operator import Operator, Sample
 
 PAIRS: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
     (nn.GRUCell, reference.GRUCell),

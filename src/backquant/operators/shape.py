@@ -18,10 +18,8 @@ from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
 from backquant.graph.export import Call
-from backquant.operators.entry import admit, sharing
-from backquant.operators.example import INPUT, Sample
-from backquant.operators.exported import function_call, method_call
-from backquant.operators.operator import Operator, QParamsRule
+from backquant.operators.entry import admit, function_call, method_call, sharing
+from backquant.operators.operator import INPUT, Operator, QParamsRule, Sample
 
 CAT: tuple[Any, ...] = (torch.cat, torch.concat, torch.concatenate)
 TENSOR_INFO: tuple[str, ...] = ("shape", "size")

@@ -21,7 +21,7 @@ from backquant.pages.document import (
     Terms,
     letters_of,
 )
-from backquant.pages.shown import Shown
+from backquant.pages.html import Shown
 
 __all__ = [
     "Box",

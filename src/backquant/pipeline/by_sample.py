@@ -39,9 +39,9 @@ from backquant.errors import InputError
 from backquant.fuse import LAYERS, input_axis, part_name
 from backquant.graph import GraphIndex, as_arguments, check_inputs, get_module
 from backquant.match import MatchKind, Plan
-from backquant.match.default_places import ChosenRules, Draft, places_of, without_places
+from backquant.match.default_rules import ChosenRules, Draft, places_of, without_places
 from backquant.match.plan import BySample
-from backquant.match.recheck import float_results
+from backquant.match.scale_rules import float_results
 
 # Into how many parts the input channels of layers are divided whose samples have ranges of their own.
 

@@ -39,11 +39,11 @@ from backquant.graph import (
     whole_pool,
     zeros_for_unwritten,
 )
-from backquant.graph.computed_once import computed_once
 from backquant.graph.decompose import Decomposition, decomposition_of
-from backquant.graph.example_call import ExampleCall
 from backquant.graph.export import ExportedModel, ExportOptions, interface_of
+from backquant.graph.rewrite import computed_once
 from backquant.graph.shapes import GraphValues
+from backquant.graph.state import ExampleCall
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
 from backquant.pipeline.faithful import exported_as_called

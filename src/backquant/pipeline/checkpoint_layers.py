@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from backquant.backend_config import BackendConfig, DTypeConfig
 from backquant.convert.hardware import produced_dict
-from backquant.deploy.checkpoints.hub_folder import HubFolder
 from backquant.deploy.checkpoints.layer import (
     FLOAT8_SCALES,
     Activation,
@@ -29,8 +28,9 @@ from backquant.deploy.checkpoints.layer import (
     Scheme,
     layer_of,
 )
+from backquant.deploy.checkpoints.read import HubFolder
 from backquant.dtypes import Granularity, find_dtype, stored_scale
-from backquant.dtypes.stored_scales import unit_of
+from backquant.dtypes.granularity import unit_of
 from backquant.errors import ArtifactError, ExportError, MissingExtraError, UsageError, first_line
 from backquant.graph import capture
 from backquant.match import Plan
@@ -44,7 +44,7 @@ from backquant.observe import (
     PerChannelMinMaxObserver,
     PlaceholderObserver,
 )
-from backquant.observe.qparams import qparam_dict
+from backquant.observe.protocol import qparam_dict
 from backquant.qconfig import QConfig, QConfigMapping
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")

@@ -22,11 +22,11 @@ from backquant.errors import CaptureError
 from backquant.graph import Captured, check_inputs
 from backquant.graph.clone import own_buffers
 from backquant.graph.example import as_arguments
-from backquant.graph.example_call import ExampleCall
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export
-from backquant.graph.export.as_called import as_called
+from backquant.graph.export.capture import as_called
 from backquant.graph.objects import fresh
 from backquant.graph.own_thread import printing_nowhere, untold_of_capture
+from backquant.graph.state import ExampleCall
 from backquant.operators.aten import AtenSpeller
 
 _NOISE = 1e-2  # of the power of an output: 20 dB; what folding rounds is far below
@@ -230,7 +230,7 @@ def exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOpt
     """``model``, exported. Where that graph gives other values than the model, or parts of the model cannot
     be exported, it is exported again in another way:
 
-    1. without the arguments that the call leaves out (``backquant.graph.export.as_called``);
+    1. without the arguments that the call leaves out (``backquant.graph.export.capture``);
     2. without telling the model that it is exported; where all parts that failed are of one class, no
        further than to the same failure of one of them;
     3. for fixed input sizes.

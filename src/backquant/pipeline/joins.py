@@ -16,8 +16,8 @@ from torch import fx
 
 from backquant.dtypes import find_dtype, quantize_bounds
 from backquant.graph import GraphIndex
-from backquant.graph.ranges import Range
-from backquant.match.default_places import ChosenRules, Draft, places_of, without_places
+from backquant.graph.shapes import Range
+from backquant.match.default_rules import ChosenRules, Draft, places_of, without_places
 from backquant.match.plan import Decision, Outcome, Plan, Reason
 from backquant.operators import find
 from backquant.reason_codes import ReasonCode

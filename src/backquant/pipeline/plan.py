@@ -46,9 +46,13 @@ from backquant.match import (
     make_plan,
     plan_fusion,
 )
-from backquant.match.default_between import rules_between_floats
-from backquant.match.default_places import Choice, Draft, rules_for_places
-from backquant.match.default_rules import is_like_default
+from backquant.match.default_rules import (
+    Choice,
+    Draft,
+    is_like_default,
+    rules_between_floats,
+    rules_for_places,
+)
 from backquant.match.plan import BySample
 from backquant.operators.equivalents import mapping_for_export
 from backquant.operators.index import find, find_root

@@ -8,7 +8,7 @@ from torch import nn
 
 from backquant.backend_config import LeaveFloat
 from backquant.graph import released
-from backquant.graph.plain_names import with_plain_names
+from backquant.graph.clone import with_plain_names
 from backquant.pipeline.plan import Planned, planned
 from backquant.prepare import (
     PreparedModule,

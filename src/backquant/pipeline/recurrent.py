@@ -30,7 +30,7 @@ from backquant.errors import EngineError
 from backquant.fuse import can_separate_layers, layers_of_recurrent
 from backquant.graph import check_inputs, get_module
 from backquant.match import MatchKind, Plan, Reason
-from backquant.match.default_places import ChosenRules, Draft
+from backquant.match.default_rules import ChosenRules, Draft
 from backquant.nn.quantized.reference import LSTM
 from backquant.nn.quantized.reference.stepped import lstm_step_by_step
 from backquant.operators.recurrent import PAIRS

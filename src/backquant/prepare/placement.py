@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from backquant.backend_config import BackendConfig
-from backquant.graph.constants import input_independent
+from backquant.graph.queries import input_independent
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
 from backquant.operators.index import (
     computes_on_activations,

@@ -27,7 +27,7 @@ from backquant.graph import (
     set_module,
 )
 from backquant.graph.costs import GraphCosts
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 from backquant.graph.shapes import TensorFacts
 from backquant.identifiers import label
 from backquant.match.plan import Plan

@@ -48,16 +48,16 @@ from backquant.dtypes import find_dtype, is_narrow_float
 from backquant.errors import ConfigError
 from backquant.graph import GraphIndex, nodes_in
 from backquant.match.plan import Match, Plan, Reason, RuleRef
-from backquant.match.readable_names import entry_text
-from backquant.match.recheck import float_results, only_moves
+from backquant.match.refusal import entry_text
+from backquant.match.scale_rules import float_results, only_moves
 from backquant.observe import (
     HistogramObserver,
     MinMaxObserver,
     PerChannelMinMaxObserver,
     PlaceholderObserver,
 )
-from backquant.observe.partial import ObserverPartial
 from backquant.observe.protocol import (
+    ObserverPartial,
     is_fake_quantize,
     is_fixed_qparams,
     is_observer_or_fake_quantize,

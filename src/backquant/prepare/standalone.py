@@ -19,8 +19,8 @@ from backquant.graph import (
     set_module,
     shallow_copy,
 )
-from backquant.match.custom import requested_kind
 from backquant.match.plan import Decision, Match, MatchKind, Plan
+from backquant.match.roles import requested_kind
 from backquant.match.rules import RuleTable
 from backquant.prepare.record import PreparedModule, Request, prepared_state
 from backquant.prepare.sites import ObserverSource, argument_nodes

@@ -4,8 +4,14 @@ The names and their meaning are those of PyTorch 2.x. The default mappings are d
 backend's description.
 """
 
-from backquant.qconfig import named
-from backquant.qconfig.custom import ConvertCustomConfig, FuseCustomConfig
+from backquant.qconfig import build as named
+from backquant.qconfig.build import *  # noqa: F403  (the named defaults; see named.__all__)
+from backquant.qconfig.custom import (
+    ConvertCustomConfig,
+    FuseCustomConfig,
+    PrepareCustomConfig,
+    StandaloneModuleConfigEntry,
+)
 from backquant.qconfig.default_mapping import (
     get_default_qat_qconfig,
     get_default_qat_qconfig_mapping,
@@ -13,10 +19,7 @@ from backquant.qconfig.default_mapping import (
     get_default_qconfig_mapping,
 )
 from backquant.qconfig.mapping import RULE_KINDS, MappingRule, QConfigMapping
-from backquant.qconfig.named import *  # noqa: F403  (the named defaults; see named.__all__)
-from backquant.qconfig.prepare_custom import PrepareCustomConfig, StandaloneModuleConfigEntry
-from backquant.qconfig.qconfig import QConfig, QConfigAny, qconfig_equals
-from backquant.qconfig.quant_type import QuantType
+from backquant.qconfig.qconfig import QConfig, QConfigAny, QuantType, qconfig_equals
 
 __all__ = [
     "QConfig",

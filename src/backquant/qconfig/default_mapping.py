@@ -27,8 +27,8 @@ from backquant.backend_config import (
     ObservationType,
     QuantDefault,
 )
-from backquant.backend_config.operator_records import operator_records
-from backquant.backend_config.registry import Backend, resolve_backend
+from backquant.backend_config.config import Backend, resolve_backend
+from backquant.backend_config.installed import operator_records
 from backquant.dtypes import Granularity, dtype_name, is_quantized, is_scaled_float, quantize_bounds
 from backquant.errors import ConfigError, UnknownBackendError
 from backquant.observe import (

@@ -16,15 +16,13 @@ from backquant.convert import ReferenceModel, reference_state
 from backquant.errors import first_line
 from backquant.graph.clone import with_own_state
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 from backquant.match import MatchKind
 from backquant.native.library import advice
 from backquant.prepare import PreparedModule, Record, prepared_state, unobserved, with_state
-from backquant.report.build import ReportSource, build_report, bytes_of
-from backquant.report.graph import ReportedGraph
-from backquant.report.model import Report
-from backquant.report.requirements import check_requirement
-from backquant.report.standalone import costs_of_standalone
+from backquant.report.build import ReportSource, build_report, bytes_of, costs_of_standalone
+from backquant.report.model import Report, check_requirement
+from backquant.report.rows import ReportedGraph
 from backquant.runtime import LoweredRecord, QuantizedModel
 
 

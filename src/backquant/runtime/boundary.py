@@ -17,8 +17,8 @@ from backquant.dtypes import QParams
 from backquant.errors import InputError
 from backquant.graph import get_module
 from backquant.graph.example import describe_value
-from backquant.graph.inputs_behind import inputs_behind
-from backquant.graph.mutation import changes_argument, is_view
+from backquant.graph.in_place import changes_argument, is_view
+from backquant.graph.queries import inputs_behind
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.linear_dynamic import DynamicLinear
 from backquant.lower.kernels.recurrent import QuantizedCell, QuantizedRecurrent

@@ -30,8 +30,8 @@ import backquant.nn.intrinsic as nni
 import backquant.nn.intrinsic.quantized as nniq
 from backquant.convert import ReferenceModel, reference_state
 from backquant.graph import assemble, copied_graph, get_module
-from backquant.lower.dynamic import dynamic_input, is_dynamic_boundary
 from backquant.lower.kernels.engine_setting import packing_for
+from backquant.lower.qdq import dynamic_input, is_dynamic_boundary
 from backquant.nn.quantized import conv, functions, linear
 from backquant.nn.quantized import reference as nnqr
 from backquant.nn.quantized.composed import LSTM

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from backquant.lower.dynamic import dynamic_input
 from backquant.lower.kernels.embedding import (
     EmbeddingConfig,
     QuantizedEmbedding,
@@ -27,6 +26,7 @@ from backquant.lower.kernels.embedding import (
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
 from backquant.lower.kernels.recurrent import QuantizedCell, QuantizedRecurrent
+from backquant.lower.qdq import dynamic_input
 from backquant.nn.quantized import dynamic
 
 # Weights of functional layers in PyTorch's quantized dialect: objects of its engine.

@@ -14,10 +14,10 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from backquant.graph import get_module
-from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import dequantize, quantize, requantize
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.lookup import Lookup
+from backquant.lower.lowering import is_boundary
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan

@@ -18,12 +18,12 @@ from backquant.backend_config import BackendConfig
 from backquant.dtypes import QParams
 from backquant.errors import ArtifactError, UsageError
 from backquant.graph.call_table import CallTableModule
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 from backquant.graph.export import Interface
 from backquant.graph.interception import is_exporting, stand_ins
 from backquant.lower.engine import engine_here
-from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.engine_setting import running
+from backquant.lower.machine import EngineInfo
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
 from backquant.prepare.record import dump, graph_from_rows, graph_rows, load

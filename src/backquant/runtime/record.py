@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backquant.graph.export import Interface
-from backquant.lower.engine_info import EngineInfo
+from backquant.lower.machine import EngineInfo
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Reason
 from backquant.prepare import Record

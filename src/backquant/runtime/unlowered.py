@@ -24,7 +24,7 @@ from backquant.errors import (
 )
 from backquant.graph import DeferredGraphModule, copied_graph, take_graph
 from backquant.graph.call_table import failed_node
-from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.example import ExampleSpec
 from backquant.graph.interception import is_watched
 from backquant.lower.engine import is_built_in
 from backquant.runtime.dialect_operators import PackedWeight

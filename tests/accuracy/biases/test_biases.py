@@ -10,12 +10,10 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.biases.corrected import corrected_biases
-from backquant.accuracy.biases.layer_statistics import Seen, batches_worth
-from backquant.accuracy.biases.layers import layer_calls
+from backquant.accuracy.biases.layers import Seen, batches_worth, layer_calls
 from backquant.accuracy.calibrated import Calibrated
-from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.recipes import recipe_of
-from backquant.accuracy.reference_run import Plan, Run
+from backquant.accuracy.reference_run import Plan, Run, placeholders
 from backquant.api.flow import Flow, Options
 from backquant.convert import reference_state
 from backquant.match.plan import Reason

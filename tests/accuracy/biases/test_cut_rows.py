@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.accuracy.biases.cut_rows import shares
-from backquant.accuracy.recipes.layers import Layer, layers_of
+from backquant.accuracy.biases.corrected import shares
+from backquant.accuracy.recipes.draft import Layer, layers_of
 from backquant.accuracy.twin import Twin
 from backquant.api.flow import Flow, Options
 

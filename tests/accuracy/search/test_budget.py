@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.snapshots import compare as snapshot
 
-from backquant.accuracy.search.budget import Budget, parsed
+from backquant.accuracy.search.runners import Budget, parsed
 from backquant.errors import UsageError
 
 BAD: dict[str, Any] = {

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from backquant.accuracy.search.budget import Budget
-from backquant.accuracy.search.loop import Loop, front_of
+from backquant.accuracy.search.loop import Loop, Trial, front_of
 from backquant.accuracy.search.programme import Option, Picks, Problem, SearchUnit
 from backquant.accuracy.search.result import chosen_rows, hindrance_of
-from backquant.accuracy.search.trials import Trial
+from backquant.accuracy.search.runners import Budget
 
 LOSSES = (0.004, 0.002, 0.001, 0.0005, 0.00025, 0.0001)
 SAVED = (50.0, 40.0, 30.0, 20.0, 10.0, -5.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from backquant.accuracy.search.target_runner import TargetRunner, as_wholes
+from backquant.accuracy.search.runners import TargetRunner, as_wholes
 from backquant.match.slower import Costs, Unit, Value, total
 
 COSTS = Costs(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backquant.accuracy.search.times_file import TimesFile
+from backquant.accuracy.search.runners import TimesFile
 
 
 def test_what_was_measured_is_known_the_next_time(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.accuracy.search import trials
+from backquant.accuracy.search import loop as trials
+from backquant.accuracy.search.loop import Bench
 from backquant.accuracy.search.programme import Option, Problem, SearchUnit
-from backquant.accuracy.search.trials import Bench
 
 
 class _Model(nn.Module):

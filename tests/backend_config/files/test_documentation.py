@@ -12,8 +12,7 @@ import yaml
 import backquant
 from backquant.backend_config import BackendPatternConfig, get_backend_config, normal_form
 from backquant.backend_config.conditions import contradictions
-from backquant.backend_config.conditions.expressions import FUNCTIONS
-from backquant.backend_config.conditions.quantities import OPERATOR, SUBJECTS, TENSOR
+from backquant.backend_config.conditions.expressions import FUNCTIONS, OPERATOR, SUBJECTS, TENSOR
 from backquant.backend_config.files import dumps, loads
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "spec-files.md"

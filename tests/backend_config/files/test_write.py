@@ -12,7 +12,7 @@ from backquant.backend_config import (
     DTypeWithConstraints,
     SequentialFuser,
 )
-from backquant.backend_config.files.write import to_data
+from backquant.backend_config.files.store import to_data
 from backquant.errors import SpecError
 
 

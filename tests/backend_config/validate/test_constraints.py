@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
-from backquant.backend_config.validate.constraints import constraint_findings
-from backquant.backend_config.validate.finding import Place
+from backquant.backend_config.dtype_rules import Place, constraint_findings
 
 PLACE = Place(0, "torch.add").at("dtype_configs[0]").at("input_dtype")
 

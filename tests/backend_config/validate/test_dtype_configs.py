@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
-from backquant.backend_config.validate.dtype_configs import dtype_config_findings, subsumes
-from backquant.backend_config.validate.finding import Place
+from backquant.backend_config.dtype_rules import Place, dtype_config_findings, subsumes
 
 PLACE = Place(2, "torch.add")
 

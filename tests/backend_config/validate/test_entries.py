@@ -15,8 +15,7 @@ from backquant.backend_config import (
     from_reversed,
     normal_form,
 )
-from backquant.backend_config.validate import validate
-from backquant.backend_config.validate.entries import generalizes
+from backquant.backend_config.validate import generalizes, validate
 
 STATIC = DTypeConfig(torch.quint8, torch.quint8)
 WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8)

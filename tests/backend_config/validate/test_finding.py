@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from backquant.backend_config.validate.finding import Place
+from backquant.backend_config.dtype_rules import Place
 
 
 def test_places_nest():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import backquant
-from backquant.cli.demo import command, digits
+from backquant.cli.demo import command
+from backquant.cli.demo import outcome as digits
 from backquant.lower import engine as engines
 from backquant.lower.engine import MachineFacts
 

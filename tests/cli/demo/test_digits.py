@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from backquant.cli.demo.digits import DigitsNet, accuracy, load_digits, train
+from backquant.cli.demo.outcome import DigitsNet, accuracy, load_digits, train
 from backquant.errors import MissingExtraError
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.cli.demo import measure
-from backquant.cli.demo.measure import Latency, compare_latency
+from backquant.cli.demo import outcome as measure
+from backquant.cli.demo.outcome import Latency, compare_latency
 
 
 class Clock:

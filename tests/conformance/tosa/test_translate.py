@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from backquant.conformance.tosa.graph import Graph
-from backquant.conformance.tosa.moves import NoTosaError, rescaled
+from backquant.conformance.tosa.moves import Graph, NoTosaError, rescaled
 from backquant.conformance.tosa.translate import (
     in_our_order,
     translated,

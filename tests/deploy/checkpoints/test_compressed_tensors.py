@@ -102,7 +102,7 @@ def test_layers_by_path(tmp_path: Path, opened: Any) -> None:
 def test_words_are_those_of_the_library(bits: int, columns: int) -> None:
     from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
-    from backquant.deploy.checkpoints.bits import pack_words, unpack_words
+    from backquant.deploy.checkpoints.layer import pack_words, unpack_words
 
     values = torch.randint(0, 1 << bits, (7, columns))
     theirs = pack_to_int32((values - (1 << (bits - 1))).to(torch.int8), bits)

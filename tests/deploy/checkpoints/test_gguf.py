@@ -14,7 +14,7 @@ from torch import nn
 
 import backquant
 from backquant.deploy.checkpoints.gguf import in_pairs
-from backquant.deploy.checkpoints.hub_folder import HubFolder
+from backquant.deploy.checkpoints.read import HubFolder
 from backquant.errors import ExportError, UsageError
 from backquant.pipeline.checkpoint_layers import PlannedLayers, planned_layers
 from backquant.pipeline.mappings import weights_by_path

@@ -10,8 +10,7 @@ from torch import nn
 import backquant
 from backquant.backend_config import QDQRules
 from backquant.deploy.executorch import TARGET
-from backquant.deploy.executorch.lowering import lower_program
-from backquant.deploy.executorch.runtime import ExecuTorchModel
+from backquant.deploy.executorch.lowering import ExecuTorchModel, lower_program
 from backquant.deploy.executorch.target import read_back
 from backquant.deploy.portable import portable
 from backquant.deploy.program import export_program

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 import backquant
 from backquant.deploy.executorch import ExecuTorchModel
-from backquant.deploy.executorch.partitions import by_levels, can_be_cut_out
+from backquant.deploy.executorch.lowering import by_levels, can_be_cut_out
 
 
 def crossing(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

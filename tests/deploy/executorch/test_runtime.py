@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from backquant.deploy.executorch.lowering import lower_program
-from backquant.deploy.executorch.runtime import ExecuTorchModel, registered_kernels
+from backquant.deploy.executorch.lowering import ExecuTorchModel, lower_program, registered_kernels
 from backquant.deploy.program import export_program
 from backquant.errors import ExportError
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import QDQRules
-from backquant.deploy.inductor.named_padding import number_paddings
+from backquant.deploy.inductor.workarounds import number_paddings
 from backquant.deploy.portable import portable
 from backquant.deploy.program import export_program
 

@@ -11,7 +11,7 @@ from torch.export import Dim
 
 import backquant
 from backquant.backend_config import QDQRules
-from backquant.deploy.inductor.one_channel import with_two_channels
+from backquant.deploy.inductor.workarounds import with_two_channels
 from backquant.deploy.portable import portable
 from backquant.deploy.program import export_program
 

@@ -9,7 +9,7 @@ import torch
 
 import backquant
 from backquant.backend_config import BackendConfig, QDQRules
-from backquant.deploy.inductor import wrong_numbers
+from backquant.deploy.inductor import readback as wrong_numbers
 from backquant.deploy.job import ExportJob
 from backquant.deploy.portable import portable
 from backquant.deploy.roundings import dithered

@@ -12,7 +12,7 @@ import torch
 
 import backquant
 from backquant.deploy import Exported
-from backquant.deploy.litert.readback import LoadedFile
+from backquant.deploy.litert.target import LoadedFile
 from litert_operators import IMAGES, LINES, POOLS, VALUES, Function, Several
 
 #: What LiteRT rounds by another rule than its definition of the operator says, or the integer reference

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.deploy.litert.readback import run_file
+from backquant.deploy.litert.target import run_file
 from backquant.deploy.roundings import ratio
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import backquant
 from backquant.deploy import Exported
-from backquant.deploy.litert.readback import LoadedFile
+from backquant.deploy.litert.target import LoadedFile
 from litert_operators import IMAGES, IN_FLOAT, LINES, MOVES, POOLS, VALUES, Function, Several
 
 TABLES = {"images": IMAGES, "pools": POOLS, "values": VALUES, "moves": MOVES, "lines": LINES}

@@ -13,9 +13,9 @@ import torch
 from benchmarks.stock.images import torchvision_model
 
 import backquant
-from backquant.deploy.onnx.provenance import origins_of
+from backquant.deploy.onnx.exporter import origins_of
 from backquant.deploy.tensorrt import target as target_module
-from backquant.deploy.tensorrt.engine import BuiltEngine, inspected_kernels
+from backquant.deploy.tensorrt.target import BuiltEngine, inspected_kernels
 from backquant.errors import EngineError, ExportError
 
 #: What TensorRT 8.6.0 said of the export of torchvision's ResNet-18 on an NVIDIA H200.

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 import backquant
 from backquant.engines import onednn
 from backquant.lower import engine_info, find_engine, lower
-from backquant.lower.engine_info import EngineInfo
 from backquant.lower.kernels.quantized import QuantizedWeighted
+from backquant.lower.machine import EngineInfo
 from backquant.nn.quantized import reference as nnqr
 
 CONVS = {1: (nn.Conv1d, nnqr.Conv1d), 2: (nn.Conv2d, nnqr.Conv2d), 3: (nn.Conv3d, nnqr.Conv3d)}

@@ -13,7 +13,7 @@ from torch import nn
 
 from backquant.errors import CaptureError
 from backquant.graph import Captured, capture
-from backquant.graph.trace_guards import text_of
+from backquant.graph.tracer import text_of
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 
 import backquant
 from backquant.errors import CaptureError
-from backquant.graph.export.dims import check_dims, of_all_inputs
+from backquant.graph.export.program import check_dims, of_all_inputs
 
 
 @pytest.mark.parametrize("dimension", [2, -3, "length", None])

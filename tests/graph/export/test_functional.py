@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from backquant.graph.export.functional import functional
+from backquant.graph.export.tidy import functional
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ from torch import nn
 
 import backquant
 from backquant.errors import CaptureError
+from backquant.graph.export.numbers import plain_comparisons
 from backquant.graph.export.program import export_model
-from backquant.graph.export.truths import plain_comparisons
 
 
 class Causal(nn.Module):

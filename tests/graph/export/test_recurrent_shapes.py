@@ -11,8 +11,8 @@ from torch import nn
 
 import backquant
 from backquant.graph import Captured
+from backquant.graph.export.opaque import recurrent_by_shape
 from backquant.graph.export.program import quietly
-from backquant.graph.export.recurrent_shapes import recurrent_by_shape
 
 _LAYERS = [nn.LSTM, nn.GRU, nn.RNN]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from backquant.errors import InputError
-from backquant.graph.requantize import register_quantized_decomposed
+from backquant.graph.dialect_ops import register_quantized_decomposed
 from backquant.lower.kernels.boundary import dequantize, quantize, requantize
 
 register_quantized_decomposed()

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backquant.operators.samples import Mixed
-from backquant.operators.samples.table import _RULES
+from backquant.operators.samples import _RULES, Mixed
 from backquant.runtime.replay.in_parts import Result, samples_apart
 from backquant.runtime.replay.record import Recording, record
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from backquant.graph.requantize import register_quantized_decomposed
-from backquant.native.epilogue import has_kernels
+from backquant.graph.dialect_ops import register_quantized_decomposed
+from backquant.native.plan import has_kernels
 from backquant.runtime.compiled.attention import attention, join_attention
 from backquant.runtime.compiled.program import compile_graph
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import backquant
 from backquant.errors import EngineError, InputError, UsageError
-from backquant.native.epilogue import has_kernels
+from backquant.native.plan import has_kernels
 from backquant.runtime import CompiledModel, QuantizedModel
 
 pytestmark = pytest.mark.xdist_group("compiled")  # one worker pays for what they share

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from backquant.native.epilogue import has_kernels
+from backquant.native.plan import has_kernels
 from backquant.runtime.compiled import images
 from backquant.runtime.compiled.program import compile_graph
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.native.epilogue import has_kernels
+from backquant.native.plan import has_kernels
 from backquant.runtime.compiled import modules
 
 pytestmark = pytest.mark.xdist_group("compiled")

@@ -10,7 +10,7 @@ from torch import nn
 
 import backquant
 from backquant.native import SOURCES
-from backquant.native.epilogue import has_kernels, has_tiles
+from backquant.native.plan import has_kernels, has_tiles
 from backquant.runtime.compiled import lowerings
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="no AVX-512 VNNI")

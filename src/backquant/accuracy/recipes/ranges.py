@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from backquant.accuracy.figures import ErrorSums
-from backquant.accuracy.nodes import run_node
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft
+from backquant.accuracy.reference_run import run_node
 from backquant.accuracy.twin import Twin, Walk
 from backquant.dtypes import ObservedQParams, QParams, quantize_tensor
 from backquant.graph import get_module

@@ -15,11 +15,17 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
 from backquant.accuracy.figures import float_tensors
-from backquant.accuracy.grid import columns
-from backquant.accuracy.nodes import last_uses, run_node
 from backquant.accuracy.recipes.bench import Bench
-from backquant.accuracy.recipes.draft import Change, Draft, Together, weighted_part
-from backquant.accuracy.recipes.layers import Layer, layers_of
+from backquant.accuracy.recipes.draft import (
+    Change,
+    Draft,
+    Layer,
+    Together,
+    layers_of,
+    weighted_part,
+)
+from backquant.accuracy.reference_run import last_uses, run_node
+from backquant.accuracy.rounding import columns
 from backquant.dtypes import ObservedQParams
 from backquant.graph import get_module, rebuilt, set_module, shallow_copy
 from backquant.prepare import PreparedModule, prepared_state

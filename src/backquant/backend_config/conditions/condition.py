@@ -16,15 +16,17 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from backquant.backend_config.checks import within
 from backquant.backend_config.conditions.expressions import (
+    OPERATOR,
+    TENSOR,
     Apply,
     Expression,
     Item,
     Number,
     Quantity,
+    kind_of_quantity,
     parse_expression,
     quantities_in,
 )
-from backquant.backend_config.conditions.quantities import OPERATOR, TENSOR, kind_of_quantity
 from backquant.errors import SpecError, did_you_mean
 
 Relation = Literal["min", "max", "equals", "multiple_of", "one_of"]

@@ -12,7 +12,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from backquant.backend_config.conditions.condition import Condition, quantities_of
-from backquant.backend_config.conditions.quantities import OPERATOR, SUBJECTS, TENSOR
+from backquant.backend_config.conditions.expressions import OPERATOR, SUBJECTS, TENSOR
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_name
 from backquant.errors import SpecError, did_you_mean

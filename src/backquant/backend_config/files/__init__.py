@@ -11,8 +11,8 @@ import os
 
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.files.findings import check_file
+from backquant.backend_config.files.import_paths import Problem, SpecFileError
 from backquant.backend_config.files.models import json_schema
-from backquant.backend_config.files.problems import Problem, SpecFileError
 from backquant.backend_config.files.store import (
     Format,
     dumps,

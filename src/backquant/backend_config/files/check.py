@@ -12,9 +12,9 @@ from pydantic_core import ErrorDetails
 
 from backquant.backend_config.declared import Declared, declared
 from backquant.backend_config.description import Description
+from backquant.backend_config.files.import_paths import MOST_TOLD, Problem, suggestion
 from backquant.backend_config.files.located import Located, Path, fail, field_name, plain
 from backquant.backend_config.files.models import SCHEMA_VERSION, FileModel
-from backquant.backend_config.files.problems import MOST_TOLD, Problem, suggestion
 from backquant.backend_config.kinds import Nested, Several
 
 _MISSING = "this field is missing"

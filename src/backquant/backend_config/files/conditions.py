@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, Tag
 from typing_extensions import TypeAliasType
 
 from backquant.backend_config.conditions import Condition, condition_from
-from backquant.backend_config.conditions.quantities import OPERATOR, TENSOR
+from backquant.backend_config.conditions.expressions import OPERATOR, TENSOR
 from backquant.backend_config.files.import_paths import SpellingError
 from backquant.backend_config.files.model_parts import Finite, Model, Scalar, kind_of, union
 from backquant.errors import SpecError

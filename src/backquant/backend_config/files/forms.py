@@ -12,8 +12,24 @@ from typing import Any, TypeVar
 
 from backquant.backend_config.conditions import check_names, condition_data
 from backquant.backend_config.declared import declared, set_fields
+from backquant.backend_config.description import KnownSlower
 from backquant.backend_config.dtypes import DTypeWithConstraints, TensorDType
-from backquant.backend_config.entry_kinds import (
+from backquant.backend_config.files.conditions import condition_at
+from backquant.backend_config.files.import_paths import (
+    Resolver,
+    SpellingError,
+    is_operator,
+    path_of,
+)
+from backquant.backend_config.files.located import Path, constant_from, number_data, number_from
+from backquant.backend_config.files.models import is_operator_name
+from backquant.backend_config.files.spelling import (
+    callable_data,
+    callable_from,
+    pattern_data,
+    pattern_from,
+)
+from backquant.backend_config.fusers import (
     ByCount,
     Function,
     ModuleClass,
@@ -21,17 +37,7 @@ from backquant.backend_config.entry_kinds import (
     OnePattern,
     Ports,
 )
-from backquant.backend_config.files.conditions import condition_at
-from backquant.backend_config.files.import_paths import Resolver, SpellingError, path_of
-from backquant.backend_config.files.kinds import is_operator
-from backquant.backend_config.files.located import Path, constant_from, number_data, number_from
-from backquant.backend_config.files.pattern_models import is_operator_name
-from backquant.backend_config.files.spelling import (
-    callable_data,
-    callable_from,
-    pattern_data,
-    pattern_from,
-)
+from backquant.backend_config.installed import operator_records
 from backquant.backend_config.kinds import (
     Kind,
     Nested,
@@ -45,9 +51,7 @@ from backquant.backend_config.kinds import (
     WordOrEnds,
     WordOrModule,
 )
-from backquant.backend_config.known_slower import KnownSlower
 from backquant.backend_config.observation import ObservationType
-from backquant.backend_config.operator_records import operator_records
 from backquant.dtypes import dtype_name
 from backquant.errors import SpecError
 

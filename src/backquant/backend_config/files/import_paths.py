@@ -14,21 +14,163 @@ inside an allow-list. Invariants of resolving:
 from __future__ import annotations
 
 import importlib
+import operator
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
 
 import torch
+from torch import nn
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import get_overridable_functions
 
-from backquant.backend_config.files.kinds import IMPORTED, is_named
-from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.naming import operator_name
-from backquant.errors import literal, quoted
+from backquant.errors import SpecError, literal, nearest, quoted
+
+__all__ = ["IMPORTED", "is_named", "is_operator"]
+
+
+# What a description may name: classes of modules, operators of tensors, fusers and observers of ours.
+#
+# A fuser, a factory and a module class are called when a model is quantized; so what torch has beside modules
+# and operators (loaders, compilers, its C functions) is no name of a description, although it lies in torch.
+
+
+# Rooms whose modules are imported when a file names what is in them: they define, and do nothing else.
+IMPORTED = tuple(
+    f"backquant.{room}" for room in ("backend_config", "nn", "observe", "operators", "qconfig")
+)
+_MODULES = ("torch.nn.modules.", "torch.ao.nn.", "backquant.nn.")
+_CALLED = tuple(f"{room}." for room in IMPORTED)
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, bool, int, float, str)
+_HOMES = (torch.nn.functional, torch.functional)
+_KINDS = (FunctionType, BuiltinFunctionType, MethodDescriptorType)
+_NOT_OPERATORS = frozenset({"from_file", "from_numpy", "frombuffer"})
+
+
+def is_named(found: Any, path: str) -> bool:
+    """Whether a description may name ``found``, which ``path`` led to.
+
+    >>> is_named(nn.Conv2d, "torch.nn.Conv2d"), is_named(torch.add, "torch.add")
+    (True, True)
+    >>> is_named(torch.load, "torch.load"), is_named(torch._C._abort, "torch._C._abort")
+    (False, False)
+    """
+    if isinstance(found, _CONSTANTS):
+        return True
+    home = f"{getattr(found, '__module__', '')}."
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return home.startswith((*_MODULES, *_CALLED))
+    if isinstance(found, (type, FunctionType)) and home.startswith(_CALLED):
+        return True
+    if path.startswith("builtins."):
+        return True  # a list of its own, in ``names``
+    return is_operator(found)
+
+
+def is_operator(found: Any) -> bool:
+    """Whether ``found`` computes with tensors: a registered operator, a function or method of torch.
+
+    >>> is_operator(torch.relu), is_operator(torch.ops.aten.relu.default), is_operator(nn.ReLU)
+    (True, True, False)
+    """
+    if isinstance(found, (OpOverload, OpOverloadPacket)):
+        return True
+    name = getattr(found, "__name__", "")
+    if not callable(found) or name in _NOT_OPERATORS:
+        return False
+    if getattr(operator, name, None) is found:
+        return isinstance(found, BuiltinFunctionType) and name != "call"
+    return isinstance(found, _KINDS) and found in _operators()
+
+
+@cache
+def _operators() -> frozenset[Callable[..., Any]]:
+    """Functions of torch on tensors, and methods of tensors."""
+    known = [f for functions in get_overridable_functions().values() for f in functions]
+    natives = torch._C._VariableFunctions
+    known += [getattr(natives, name) for name in dir(natives) if not name.startswith("__")]
+    for home in _HOMES:
+        for value in vars(home).values():
+            is_own = isinstance(value, FunctionType) and value.__module__ == home.__name__
+            if is_own or isinstance(value, BuiltinFunctionType):
+                known.append(value)
+    return frozenset(f for f in known if isinstance(f, _KINDS))
+
+
+# What is wrong with a spec file: values with file, line and field, and the error that carries them.
+
+MOST_TOLD = 200  # problems of one file; each may ask for the nearest of thousands of words
+_LONGEST = 400  # of what is told of one problem; a file may hold names of any length
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a file.
+
+    >>> print(Problem("x.yaml", 3, "entries[0].patern", "unknown field", 'did you mean "pattern"?'))
+    x.yaml:3: entries[0].patern: unknown field; did you mean "pattern"?
+    """
+
+    file: str
+    line: int | None
+    field: str
+    message: str
+    fix: str = ""
+
+    @property
+    def place(self) -> str:
+        """``file:line: field``, as far as each is known."""
+        file = self.file if self.line is None else f"{self.file}:{self.line}"
+        return ": ".join(part for part in (file, _short(self.field)) if part)
+
+    def __str__(self) -> str:
+        tail = f"; {self.fix}" if self.fix else ""
+        return _short(f"{self.place}: {self.message}{tail}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+class SpecFileError(SpecError):
+    """A spec file is malformed. ``problems`` lists everything that was found, in file order."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        more = len(self.problems) - 1
+        what = _short(first.message) + (f" (and {more} more)" if more else "")
+        super().__init__(
+            what,
+            where="\n         ".join(p.place if p is first else str(p) for p in self.problems),
+            fix=_short(first.fix),
+        )
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A question naming the nearest known word, or the list of known words when none is near.
+
+    >>> suggestion("patern", ["pattern", "root_module"])
+    'did you mean "pattern"?'
+    >>> suggestion("x", ["pattern", "root_module"])
+    'known: pattern, root_module'
+    """
+    names = list(dict.fromkeys(known))
+    starts = [name for name in names if word and name.lower().startswith(word.lower())]
+    near = next(iter([*nearest(word, names), *starts]), "")
+    if near:
+        return f"did you mean {quoted(near)}?"
+    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return f"known: {shown}" if names else ""
+
 
 DEFAULT_ALLOW = ("torch", "operator", "backquant", "builtins")
 
@@ -36,11 +178,13 @@ DEFAULT_ALLOW = ("torch", "operator", "backquant", "builtins")
 _BUILTINS = frozenset(
     ("abs", "bool", "divmod", "float", "getattr", "int", "len", "max", "min", "pow", "round", "sum")
 )
+
 # C modules whose functions are known by the name of a public module
 _ALIASES = {"_operator": "operator"}
 _PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
 # constants of torch that print as their own import path
-_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
 
 
 class SpellingError(ValueError):
@@ -222,7 +366,7 @@ def path_of(target: Any) -> str:
     Traceback (most recent call last):
     SpellingError: <lambda> has no import path; define it with def or class at the top level of a module
     """
-    path = str(target) if isinstance(target, _CONSTANTS) else operator_name(target)
+    path = str(target) if isinstance(target, _TORCH_CONSTANTS) else operator_name(target)
     if "." not in path:
         path = f"builtins.{path}"
     if _leads_to(path, target):

@@ -15,8 +15,12 @@ from typing import Any
 import torch
 
 from backquant.backend_config.checks import number_text
-from backquant.backend_config.files.import_paths import SpellingError
-from backquant.backend_config.files.problems import Problem, SpecFileError, suggestion
+from backquant.backend_config.files.import_paths import (
+    Problem,
+    SpecFileError,
+    SpellingError,
+    suggestion,
+)
 from backquant.errors import quoted
 
 MAX_DEPTH = 60  # a spec nests about eight deep; deeper input is an attack or a mistake

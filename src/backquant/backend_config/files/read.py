@@ -19,11 +19,17 @@ from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.files.conditions import condition_at
 from backquant.backend_config.files.forms import at_path, read, read_record
-from backquant.backend_config.files.import_paths import Resolver, SpellingError
+from backquant.backend_config.files.import_paths import (
+    MOST_TOLD,
+    Problem,
+    Resolver,
+    SpecFileError,
+    SpellingError,
+    suggestion,
+)
 from backquant.backend_config.files.located import Located, Path, field_name, plain
-from backquant.backend_config.files.problems import MOST_TOLD, Problem, SpecFileError, suggestion
 from backquant.backend_config.files.spelling import pattern_data, pattern_from
-from backquant.backend_config.operator_records import operator_records
+from backquant.backend_config.installed import operator_records
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.errors import SpecError, did_you_mean, quoted

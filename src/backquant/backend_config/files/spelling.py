@@ -17,10 +17,16 @@ from typing import Any
 from backquant.backend_config.files.import_paths import Resolver, SpellingError, path_of
 from backquant.backend_config.files.located import number_data
 from backquant.backend_config.fusers import ForwardFuser, ReversedFuser, SequentialFuser
-from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Value
+from backquant.backend_config.graph_pattern import (
+    AnyOrder,
+    GraphNode,
+    GraphPattern,
+    NamedNode,
+    NamedNodes,
+    Value,
+)
 from backquant.backend_config.pattern import MatchAllNode, NormalPattern, PatternNode
 from backquant.backend_config.pattern import from_reversed as normal_from_reversed
-from backquant.backend_config.ports import NamedNode, NamedNodes
 from backquant.errors import SpecError
 
 __all__ = [

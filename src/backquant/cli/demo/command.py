@@ -13,8 +13,7 @@ from backquant.cli.console import DONE, NO, console, emit, guarded, note, stop
 
 if TYPE_CHECKING:
     from backquant.backend_config import BackendConfig
-    from backquant.cli.demo.digits import Digits, DigitsNet
-    from backquant.cli.demo.outcome import Outcome
+    from backquant.cli.demo.outcome import Digits, DigitsNet, Outcome
     from backquant.pages import Table
     from backquant.report.model import Report
 
@@ -36,9 +35,8 @@ def demo(
 ) -> None:
     """Train a residual CNN on handwritten digits, quantize it, and show what happened."""
     import backquant
-    from backquant.cli.backends import load_backend
-    from backquant.cli.demo.digits import load_digits
-    from backquant.cli.demo.outcome import measured
+    from backquant.cli.demo.outcome import load_digits, measured
+    from backquant.cli.models import load_backend
 
     with guarded(as_json=as_json):
         config = load_backend(backend, allow)
@@ -70,9 +68,9 @@ def demo(
 def _check_before_training(config: BackendConfig, data: Digits) -> None:
     """Refuse what would be refused after it: an engine that is not here, a backend without a match."""
     import backquant
-    from backquant.cli.demo.digits import DigitsNet
+    from backquant.cli.demo.outcome import DigitsNet
     from backquant.lower import engine_info
-    from backquant.report.requirements import check_requirement
+    from backquant.report.model import check_requirement
 
     if config.engine is not None:
         engine_info(config.engine)
@@ -83,7 +81,7 @@ def _train(data: Digits) -> DigitsNet:
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from backquant.cli.demo.digits import DigitsNet, train
+    from backquant.cli.demo.outcome import DigitsNet, train
 
     torch.manual_seed(0)
     model = DigitsNet()
@@ -108,7 +106,7 @@ def _shown(outcome: Outcome, report: Report, files: dict[str, str]) -> Iterator[
 
 def _numbers(outcome: Outcome, report: Report) -> Table:
     from backquant.pages import Table
-    from backquant.report.words import human_bytes
+    from backquant.report.document import human_bytes
 
     before, after = outcome.accuracies
     ratio = report.float_bytes / max(report.quantized_bytes, 1)

@@ -24,8 +24,7 @@ from torch import Tensor, fx
 
 from backquant.conformance.engine_protocol import NotAskedError, Ran, RefusedByEngineError
 from backquant.conformance.torch_engines import REFERENCE, said, single
-from backquant.conformance.tosa.graph import Graph, TosaError, binary, run
-from backquant.conformance.tosa.moves import Move, NoTosaError
+from backquant.conformance.tosa.moves import Graph, Move, NoTosaError, TosaError, binary, run
 from backquant.conformance.tosa.translate import (
     in_our_order,
     translated,

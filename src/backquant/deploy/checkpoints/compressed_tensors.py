@@ -25,8 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.deploy.checkpoints.bits import pack_e2m1, pack_words, unpack_e2m1, unpack_words
-from backquant.deploy.checkpoints.layer import Activation, Layer, Scheme, from_unsigned
+from backquant.deploy.checkpoints.layer import (
+    Activation,
+    Layer,
+    Scheme,
+    from_unsigned,
+    pack_e2m1,
+    pack_words,
+    unpack_e2m1,
+    unpack_words,
+)
 
 _PACKED, _INTEGERS, _FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 #: Of floats with scales of 8 bits, by the bits of a weight and the dtype of the scales.

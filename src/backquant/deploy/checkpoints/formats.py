@@ -13,9 +13,9 @@ from backquant.deploy.checkpoints.layer import Layer, Scheme
 #: By name: module and class, of formats that are a Hugging Face folder with other tensors in it.
 FORMATS = {
     "compressed-tensors": "compressed_tensors:CompressedTensors",
-    "gptq": "gptq:Gptq",
-    "awq": "awq:Awq",
-    "mlx": "mlx:Mlx",
+    "gptq": "one_scheme:Gptq",
+    "awq": "one_scheme:Awq",
+    "mlx": "one_scheme:Mlx",
 }
 
 

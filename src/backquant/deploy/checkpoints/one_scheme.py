@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from backquant.deploy.checkpoints.layer import Layer, Scheme, is_exact
+from backquant.deploy.checkpoints.layer import (
+    AWQ_ORDER,
+    Layer,
+    Scheme,
+    from_unsigned,
+    is_exact,
+    pack_words,
+    unpack_words,
+)
 from backquant.errors import ExportError
 
 
@@ -51,3 +62,247 @@ def marked(names: object, end: str) -> list[str]:
 
 
 Reader = Callable[[str], Tensor]
+
+
+# AWQ: what AutoAWQ writes (``version: gemm``); vLLM, SGLang and transformers load it.
+#
+# ``qweight`` ``[in, out/8]``: words of eight along the output features, the even ones first. ``qzeros``
+# ``[groups, out/8]`` in the same order. ``scales`` ``[groups, out]``, float16. Weights have 4 bits and
+# zero points.
+
+_METHOD, _BITS = "awq", 4
+
+
+class Awq:
+    """See ``backquant.deploy.checkpoints.formats.Format``."""
+
+    name = "awq"
+    key = "quantization_config"
+
+    def tensors(self, layer: Layer) -> dict[str, Tensor]:
+        """The tensors of a layer, by what stands behind its path."""
+        values, zero = layer.unsigned()
+        return {
+            "qweight": pack_words(values.T.contiguous(), _BITS, AWQ_ORDER),
+            "qzeros": pack_words(zero.T.contiguous(), _BITS, AWQ_ORDER),
+            "scales": half(layer).T.contiguous(),
+        }
+
+    def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
+        """The inverse of ``tensors``."""
+        rows, _ = self.shape(scheme, read)
+        values = unpack_words(read("qweight"), _BITS, rows, AWQ_ORDER).T.contiguous()
+        zero = unpack_words(read("qzeros"), _BITS, rows, AWQ_ORDER).T.contiguous()
+        return from_unsigned(path, _BITS, values, read("scales").T.contiguous(), zero)
+
+    def shape(self, scheme: Scheme, read: Reader) -> tuple[int, int]:
+        """Output and input features of a layer."""
+        columns, words = read("qweight").shape
+        return words * 32 // scheme.bits, columns
+
+    def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
+        """What ``config.json`` says. Raises ``ExportError`` for several schemes."""
+        scheme = only_scheme(schemes, self.name)
+        return {
+            "quant_method": _METHOD,
+            "bits": _BITS,
+            "group_size": scheme.group_size,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": sorted(left),
+        }
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Whether a ``config.json`` is one of this format."""
+        found = config.get(self.key)
+        return isinstance(found, Mapping) and found.get("quant_method") == _METHOD
+
+    def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
+        """What the configuration says of a layer. Raises ``ValueError`` in words."""
+        found = config[self.key]
+        version = str(found.get("version", "gemm")).lower()
+        if version != "gemm" or int(found["bits"]) != _BITS:
+            raise ValueError(f"version {version!r}, {found['bits']} bits")
+        scheme = Scheme("uint4", int(found["group_size"]))
+        return lambda _: scheme
+
+    def marks(self, names: Iterable[str]) -> list[str]:
+        """The paths of quantized layers."""
+        return marked(list(names), ".qweight")
+
+
+# GPTQ: what GPTQModel and AutoGPTQ write; vLLM, SGLang and transformers load it.
+#
+# ``qweight`` ``[in·bits/32, out]``: words along the input features. ``qzeros`` ``[groups, out·bits/32]``:
+# words along
+# the output features. ``scales`` ``[groups, out]``, float16. ``g_idx``: the group of each input feature.
+#
+# The format of old (``checkpoint_format: gptq``) stores zero points less 1, so that 0 has no place: it is
+# written for weights without zero points, and ``gptq_v2`` for others.
+
+_GPTQ_METHOD = "gptq"
+_OLD, _NEW = "gptq", "gptq_v2"
+
+
+class Gptq:
+    """See ``backquant.deploy.checkpoints.formats.Format``."""
+
+    name = "gptq"
+    key = "quantization_config"
+
+    def tensors(self, layer: Layer) -> dict[str, Tensor]:
+        """The tensors of a layer, by what stands behind its path."""
+        scheme = layer.scheme
+        values, zero = layer.unsigned()
+        columns = values.shape[1]
+        if scheme.symmetric:
+            zero = zero - 1
+        return {
+            "qweight": pack_words(values, scheme.bits).T.contiguous(),
+            "qzeros": pack_words(zero.T.contiguous(), scheme.bits),
+            "scales": half(layer).T.contiguous(),
+            "g_idx": torch.arange(columns, dtype=torch.int32) // layer.group_size,
+        }
+
+    def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
+        """The inverse of ``tensors``."""
+        rows, columns = self.shape(scheme, read)
+        values = unpack_words(read("qweight").T.contiguous(), scheme.bits, columns)
+        scale = read("scales").T.contiguous()
+        zero = unpack_words(read("qzeros"), scheme.bits, rows).T.contiguous()
+        groups = torch.arange(columns) // (columns // scale.shape[1])
+        if not torch.equal(read("g_idx").long(), groups):
+            raise ValueError("groups in another order (desc_act)")
+        middle = (1 << (scheme.bits - 1)) - 1
+        if scheme.symmetric and bool((zero != middle).any()):
+            raise ValueError("zero points, and the configuration says sym: true")
+        return from_unsigned(path, scheme.bits, values, scale, None if scheme.symmetric else zero)
+
+    def shape(self, scheme: Scheme, read: Reader) -> tuple[int, int]:
+        """Output and input features of a layer."""
+        words, rows = read("qweight").shape
+        return rows, words * 32 // scheme.bits
+
+    def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
+        """What ``config.json`` says. Raises ``ExportError`` for several schemes."""
+        scheme = only_scheme(schemes, self.name)
+        rest = sorted(path for path in left if path != "lm_head")
+        return {
+            "quant_method": _GPTQ_METHOD,
+            "bits": scheme.bits,
+            "group_size": scheme.group_size,
+            "sym": scheme.symmetric,
+            "desc_act": False,
+            "checkpoint_format": _OLD if scheme.symmetric else _NEW,
+            "lm_head": "lm_head" in schemes,
+            **({"dynamic": {f"-:^{re.escape(path)}$": {} for path in rest}} if rest else {}),
+        }
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Whether a ``config.json`` is one of this format."""
+        found = config.get(self.key)
+        return isinstance(found, Mapping) and found.get("quant_method") == _GPTQ_METHOD
+
+    def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
+        """What the configuration says of a layer. Raises ``ValueError`` in words."""
+        found = config[self.key]
+        kind, symmetric = found.get("checkpoint_format", _OLD), bool(found.get("sym", True))
+        if kind not in (_OLD, _NEW) or (kind == _OLD) != symmetric:
+            raise ValueError(f"checkpoint_format {kind!r} with sym {symmetric}")
+        bits, size = int(found["bits"]), int(found["group_size"])
+        scheme = Scheme(f"{'' if symmetric else 'u'}int{bits}", size)
+        if any(str(rule).startswith("+:") for rule in found.get("dynamic") or ()):
+            raise ValueError("other bits for some layers (dynamic)")
+        return lambda _: scheme
+
+    def marks(self, names: Iterable[str]) -> list[str]:
+        """The paths of quantized layers."""
+        return marked(list(names), ".qweight")
+
+
+# MLX: what mlx-lm loads on Apple's machines.
+#
+# ``weight``: words of 32 bits along the row. ``scales`` and ``biases`` ``[out, groups]`` of one dtype: a
+# weight is
+# ``scale · value + bias``, so that ``bias`` is ``-zero_point · scale``. ``config.json`` has one number of
+# bits and one
+# size of groups, and others by path.
+
+_MODE = "affine"
+
+
+class Mlx:
+    """See ``backquant.deploy.checkpoints.formats.Format``."""
+
+    name = "mlx"
+    key = "quantization"
+
+    def tensors(self, layer: Layer) -> dict[str, Tensor]:
+        """The tensors of a layer, by what stands behind its path.
+
+        Raises ``ExportError`` where the dtype of the scales does not hold their products with zero points.
+        """
+        values, zero = layer.unsigned()
+        exact = -zero.double() * layer.scale.double()
+        biases = exact.to(layer.scale.dtype)
+        rounds = layer.scale.dtype != torch.float32 and not biases.is_meta
+        if rounds and not torch.equal(biases.double(), exact):
+            raise ExportError(
+                f"the zero points of {layer.path}, as MLX stores them, are no {layer.scale.dtype}",
+                where=layer.path,
+                fix='weights without zero points ("int4"), or a float model of float32',
+            )
+        packed = pack_words(values, layer.scheme.bits)
+        return {"weight": packed.view(torch.uint32), "scales": layer.scale, "biases": biases}
+
+    def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
+        """The inverse of ``tensors``. Raises ``ValueError`` for a bias that is no multiple of its scale."""
+        _, columns = self.shape(scheme, read)
+        values = unpack_words(read("weight").view(torch.int32), scheme.bits, columns)
+        scale, biases = read("scales"), read("biases")
+        zero = (-biases.double() / scale.double()).round()
+        again = (-zero * scale.double()).to(biases.dtype)
+        top = (1 << scheme.bits) - 1
+        if not torch.equal(again, biases) or bool((zero < 0).any() or (zero > top).any()):
+            raise ValueError("biases that are no zero points times scales")
+        return from_unsigned(path, scheme.bits, values, scale, zero)
+
+    def shape(self, scheme: Scheme, read: Reader) -> tuple[int, int]:
+        """Output and input features of a layer."""
+        return len(read("weight")), read("scales").shape[1] * scheme.group_size
+
+    def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
+        """What ``config.json`` says."""
+        del left  # what has no scales is float
+        [(usual, _)] = Counter(map(_words, schemes.values())).most_common(1)
+        others = {path: _words(s) for path, s in schemes.items() if _words(s) != usual}
+        return {**_entry(usual), **{path: _entry(words) for path, words in others.items()}}
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Whether a ``config.json`` is one of this format."""
+        found = config.get(self.key)
+        return isinstance(found, Mapping) and "group_size" in found and "bits" in found
+
+    def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
+        """What the configuration says of a layer. Raises ``ValueError`` in words."""
+        found = config[self.key]
+
+        def scheme(path: str) -> Scheme | None:
+            known = {**found, **(found.get(path) or {})}
+            if known.get("mode", _MODE) != _MODE:
+                raise ValueError(f"mode {known['mode']!r}")
+            return Scheme(f"uint{int(known['bits'])}", int(known["group_size"]))
+
+        return scheme
+
+    def marks(self, names: Iterable[str]) -> list[str]:
+        """The paths of quantized layers."""
+        return marked(list(names), ".scales")
+
+
+def _words(scheme: Scheme) -> tuple[int, int]:
+    return scheme.group_size, scheme.bits
+
+
+def _entry(words: tuple[int, int]) -> dict[str, Any]:
+    return {"group_size": words[0], "bits": words[1], "mode": _MODE}

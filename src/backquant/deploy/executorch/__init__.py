@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from backquant.deploy.executorch.runtime import ExecuTorchModel
+from backquant.deploy.executorch.lowering import ExecuTorchModel
 from backquant.deploy.executorch.target import TARGET, ExecuTorchTarget
 
 __all__ = ["TARGET", "ExecuTorchModel", "ExecuTorchTarget"]

@@ -12,28 +12,229 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 
-from backquant.deploy.examples import row_major
-from backquant.deploy.executorch.partitions import partitioner
 from backquant.deploy.executorch.rewrites import rewrite
-from backquant.deploy.executorch.runtime import INPUTS
 from backquant.deploy.executorch.workarounds import REASON, means_of_free_sizes
-from backquant.deploy.groups import spell_groups
+from backquant.deploy.job import spell_groups
 from backquant.deploy.program import Program, quiet
+from backquant.deploy.session import row_major
 from backquant.dtypes import block_of, dequantize_tensor
 from backquant.errors import ExportError
+from backquant.graph.objects import tensors_of
 from backquant.operators import overload
 
-__all__ = ["LoweredProgram", "lower_program"]
+__all__ = [
+    "by_levels",
+    "can_be_cut_out",
+    "has_axes_for",
+    "partitioner",
+    "LoweredProgram",
+    "lower_program",
+]
+
+
+# A partition of a program for XNNPACK whose parts can each be lowered as a unit, and loaded.
+#
+# 1. ExecuTorch 1.5 merges two parts as long as no value leaves the merged part and comes back into it. Its
+# test    misses two parts that each read a result of the other: neither can run first. Where that happens,
+# the    operators that XNNPACK takes are grouped anew, by level. The level of an operator is the largest
+# number of    times that a value, on its way from the inputs, has gone from XNNPACK to an operator outside
+# of it. What    leaves a level is read back at a higher level only, so that the levels have an order. 2. It
+# takes operators on more axes than XNNPACK's tensors have (views of eight cut a video into windows), and
+# the delegate does not load: these stay outside.
+
+
+#: Of XNNPACK's tensors.
+_MOST_AXES = 6
+
+
+def partitioner() -> Any:
+    """ExecuTorch's partitioner for XNNPACK, with partitions that have an order."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from torch.fx.passes.infra.partitioner import Partition
+
+    class Partitioner(XnnpackPartitioner):
+        def generate_partitions(self, ep: Any) -> list[Any]:
+            proposed: list[Any] = super().generate_partitions(ep)
+            if can_be_cut_out(ep.graph, [part.nodes for part in proposed]):
+                return proposed
+            levels = by_levels(ep.graph, self.get_matched_nodes_from_configs(ep))
+            return [Partition(id=i, nodes=nodes) for i, nodes in enumerate(levels)]
+
+        def get_matched_nodes_from_configs(self, ep: Any) -> list[Any]:
+            found: list[Any] = super().get_matched_nodes_from_configs(ep)
+            return [nodes for nodes in found if all(map(has_axes_for, nodes))]
+
+    return Partitioner()
+
+
+def has_axes_for(node: fx.Node) -> bool:
+    """Whether XNNPACK has tensors of as many axes as ``node`` reads and gives.
+
+    >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones([1] * 7),))
+    >>> [has_axes_for(node) for node in program.graph.find_nodes(op="placeholder")]
+    [False]
+    """
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return all(v.dim() <= _MOST_AXES for v in values if isinstance(v, torch.Tensor))
+
+
+def can_be_cut_out(graph: fx.Graph, parts: Iterable[Collection[fx.Node]]) -> bool:
+    """Whether the graph has an order in which each part runs as one operator.
+
+    >>> gm = fx.symbolic_trace(lambda x: (x + 1, (x + 1).exp() * 2))
+    >>> one, other, exp, product = [n for n in gm.graph.nodes if n.op == "call_function" or n.target == "exp"]
+    >>> can_be_cut_out(gm.graph, [[one, other], [product]]), can_be_cut_out(gm.graph, [[other, product]])
+    (True, False)
+    """
+    try:
+        _ordered(_sources(graph, _of_node(parts)))
+    except CycleError:
+        return False
+    return True
+
+
+def by_levels(graph: fx.Graph, groups: Sequence[Collection[fx.Node]]) -> list[list[fx.Node]]:
+    """The nodes of each level, in graph order; the nodes of one group stay together.
+
+    Raises ``CycleError`` where single groups have no order.
+    """
+    of_node = _of_node(groups)
+    sources = _sources(graph, of_node)
+    levels: dict[Any, int] = {}
+    for part in _ordered(sources):
+        outside = isinstance(part, fx.Node)
+        before = sources.get(part, ())
+        steps = (levels[each] + (outside and not isinstance(each, fx.Node)) for each in before)
+        levels[part] = max(steps, default=0)
+    found: dict[int, list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node in of_node:
+            found[levels[of_node[node]]].append(node)
+    return [found[level] for level in sorted(found)]
+
+
+def _of_node(parts: Iterable[Collection[fx.Node]]) -> dict[fx.Node, int]:
+    return {node: i for i, part in enumerate(parts) for node in part}
+
+
+def _sources(graph: fx.Graph, of_node: Mapping[fx.Node, int]) -> dict[Any, set[Any]]:
+    """What each part, and each node outside of parts, reads. Constants are copied for each part."""
+    sources: dict[Any, set[Any]] = defaultdict(set)
+    for node in graph.nodes:
+        own = of_node.get(node, node)
+        read = (of_node.get(s, s) for s in node.all_input_nodes if s.op != "placeholder")
+        sources[own].update(each for each in read if each != own)
+    return sources
+
+
+def _ordered(sources: Mapping[Any, set[Any]]) -> list[Any]:
+    return list(TopologicalSorter(sources).static_order())
+
+
+# An ExecuTorch program in ExecuTorch's runtime, called like the model it was made from.
+
+
+#: The method of a program that gives the names and sizes of its inputs.
+INPUTS = "backquant_inputs"
+
+
+def registered_kernels() -> frozenset[str]:
+    """Names of the operators that this build of the runtime has kernels for: ``"aten::add.out"``.
+
+    >>> "aten::add.out" in registered_kernels()
+    True
+    """
+    with quiet():
+        from executorch.runtime import Runtime
+
+        return frozenset(Runtime.get().operator_registry.operator_names)
+
+
+class ExecuTorchModel:
+    """The method ``forward`` of a ``.pte`` file, or of its bytes.
+
+    Takes tensors as the exported program does: positional arguments first, then keyword arguments in
+    their order; nested ones and the tensors of objects, such as caches, are flattened. Gives a tensor, or
+    a tuple of the flattened outputs.
+    Raises ``ExportError`` for a program that the runtime refuses.
+    """
+
+    def __init__(self, program: Path | bytes) -> None:
+        with quiet():
+            from executorch.runtime import Runtime
+
+        try:
+            self._program = Runtime.get().load_program(program)
+            self._forward = self._program.load_method("forward")
+        except RuntimeError as error:
+            raise ExportError(
+                f"ExecuTorch's runtime cannot load the program: {error}",
+                where=str(program) if isinstance(program, Path) else "the program",
+                fix="its log on standard error names the operator or the delegate",
+            ) from error
+
+    def described_inputs(self) -> dict[str, list[int | None]]:
+        """Names and sizes of the inputs as ``export`` wrote them; empty of other programs.
+
+        Raises ``ExportError`` for what says none of these.
+        """
+        if INPUTS not in self._program.method_names:
+            return {}
+        told = self._program.load_method(INPUTS).execute([])[0]
+        try:
+            found = json.loads(bytes(told.tolist()))
+            good = all(isinstance(sizes, list) for sizes in found.values())
+        except (AttributeError, TypeError, ValueError):
+            good = False
+        if good:
+            return found  # type: ignore[no-any-return]
+        raise ExportError(
+            "the program does not describe its inputs", where=INPUTS, fix="export the model again"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run once. Copies what is not in row-major order. Raises ``ExportError`` when it fails."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        given = [part for leaf in leaves for part in tensors_of(leaf) or [leaf]]
+        inputs = [row_major(t) if isinstance(t, torch.Tensor) else t for t in given]
+        try:
+            outputs = self._forward.execute(inputs)
+        except RuntimeError as error:
+            raise ExportError(
+                f"ExecuTorch's runtime cannot run the program: {error}",
+                where="forward",
+                fix="its log on standard error names the operator or the delegate; "
+                "leave the part out of the quantization, or report it to ExecuTorch",
+            ) from error
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+class LoadedProgram:
+    """See ``backquant.deploy.session.Loaded``."""
+
+    def __init__(self, path: Path) -> None:
+        self._model = ExecuTorchModel(path)
+        self.inputs: Mapping[str, Sequence[int | None]] = self._model.described_inputs()
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """One call."""
+        found = self._model(*(torch.as_tensor(value) for value in inputs))
+        return [value.numpy() for value in pytree.tree_leaves(found)]
+
 
 _LOGGER = "executorch.backends.xnnpack.partition"
 _READS = (overload("_local_scalar_dense"), overload("item"))

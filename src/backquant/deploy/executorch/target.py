@@ -21,8 +21,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from backquant.deploy.executorch.lowering import lower_program
-from backquant.deploy.executorch.runtime import ExecuTorchModel, LoadedProgram, registered_kernels
+from backquant.deploy.executorch.lowering import (
+    ExecuTorchModel,
+    LoadedProgram,
+    lower_program,
+    registered_kernels,
+)
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.program import quiet

@@ -13,29 +13,27 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backquant.deploy.decomposed import decomposed_for_runtimes
-from backquant.deploy.examples import row_major
 from backquant.deploy.exported import Written
 from backquant.deploy.inductor.fusible import made_fusible
-from backquant.deploy.inductor.named_padding import number_paddings
-from backquant.deploy.inductor.one_channel import with_two_channels
-from backquant.deploy.inductor.readback import kernels_of
+from backquant.deploy.inductor.readback import check_numbers, kernels_of
 from backquant.deploy.inductor.workarounds import (
     hold_zero,
     keep_ceil_mode,
     keep_transposed,
+    number_paddings,
     split_dequantize,
     with_height,
+    with_two_channels,
 )
-from backquant.deploy.inductor.wrong_numbers import check_numbers
 from backquant.deploy.job import ExpectedOperator, ExportJob
-from backquant.deploy.program import export_program, quiet
+from backquant.deploy.program import decomposed_for_runtimes, export_program, quiet
 from backquant.deploy.roundings import unstated_rounding
+from backquant.deploy.session import row_major
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError, first_line
 from backquant.graph.grouped import grouped_linear
 from backquant.match.plan import Reason
-from backquant.operators.windows import cut_windows
+from backquant.operators.aten import cut_windows
 from backquant.reason_codes import ReasonCode
 from backquant.runtime.compiled.inductor import check_compiler
 

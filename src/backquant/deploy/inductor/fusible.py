@@ -29,7 +29,7 @@ from torch._prims_common import is_contiguous_or_false
 
 from backquant.deploy.edits import AtenCalls, before, replace, rewrite, sizes_of
 from backquant.deploy.program import Program, origins_of_stacks
-from backquant.graph.mutation import is_view
+from backquant.graph.in_place import is_view
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 from backquant.operators import overload, overloads
 

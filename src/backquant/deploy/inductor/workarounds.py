@@ -12,7 +12,7 @@ from torch import fx
 from backquant.deploy.edits import AtenCalls, before, replace, rewrite
 from backquant.deploy.program import Program
 from backquant.graph import copied_graph
-from backquant.graph.requantize import register_quantized_decomposed
+from backquant.graph.dialect_ops import register_quantized_decomposed
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 from backquant.operators import overload, overloads
@@ -23,10 +23,9 @@ from backquant.operators import overload, overloads
 # function (torch 2.13, ``meta_qconv_pointwise``) then takes this height for the length of the kernel: the
 # result is said to be longer than it is, and what reads its shape, such as a group norm, stops. Of 2-d
 # ones it is right.
-
-
 _CONVOLUTIONS = overloads("conv1d")
 _DEFAULTS = (None, 1, 0, 1, 1)  # bias, stride, padding, dilation, groups
+
 #: What Inductor computes in the same kernel, between a convolution and its quantize node.
 _FUSED = overloads("relu", "hardtanh", "hardswish", "silu", "gelu")
 
@@ -36,7 +35,7 @@ def with_height(program: Program) -> None:
 
     >>> from backquant.deploy.program import export_program
     >>> import torch
-    >>> from backquant.graph.requantize import register_quantized_decomposed
+    >>> from backquant.graph.dialect_ops import register_quantized_decomposed
     >>> register_quantized_decomposed()
     >>> ops = torch.ops.quantized_decomposed
     >>> def layer(q, weight, scales, zeros):
@@ -111,8 +110,6 @@ def _pair(size: Any, narrow: int) -> list[Any]:
 # less the smallest value by the number of steps, and clamps the zero point: values on one side of zero
 # saturate, such as those behind a sigmoid. So it reads the two ends of the range that holds zero, which
 # is what the operator itself computes from.
-
-
 def hold_zero(program: Program) -> None:
     """Let each ``choose_qparams`` in ``program`` itself read the ends of a range with zero in it.
 
@@ -141,7 +138,6 @@ def _read_ends(node: Any, write: AtenCalls) -> None:
 # ``offset_dtype`` of another form, and drops it: results are a row and a column short. So the pooling reads
 # the dequantized value through a clamp that changes no value. The pattern does not contain it, and the
 # code that is generated instead is right.
-
 _CEIL_MODE = 5  # its position in the schema
 
 
@@ -150,7 +146,7 @@ def keep_ceil_mode(program: Program) -> None:
 
     >>> import torch
     >>> from backquant.deploy.program import export_program
-    >>> from backquant.graph.requantize import register_quantized_decomposed
+    >>> from backquant.graph.dialect_ops import register_quantized_decomposed
     >>> register_quantized_decomposed()
     >>> def pooled(q):
     ...     x = torch.ops.quantized_decomposed.dequantize_per_tensor(q, 0.1, 0, 0, 255, torch.uint8)
@@ -178,8 +174,6 @@ def _pool_bounded(node: Any, write: AtenCalls) -> None:
 # anything else, as query, key and value do beside a residual addition: the reshape in between has several
 # users, and is looked at before its own input was divided. So operators without a weight read a dequantize
 # node that differs in a bound, which the operator does not use (its docstring says so).
-
-
 def split_dequantize(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of ``module`` in which readers without a weight have dequantize nodes that equal no other.
 
@@ -226,7 +220,6 @@ def reads_weight(module: fx.GraphModule, node: fx.Node) -> bool:
 # weight for the output channels, which of a transposed convolution are the second: where there are as
 # many inputs as outputs, a batch norm behind it scales the inputs. So a clamp that changes no value is
 # put in between.
-
 _TRANSPOSED = overloads("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
 
@@ -249,3 +242,111 @@ def keep_transposed(program: Program) -> None:
         bounded.meta = dict(node.meta)
         node.replace_all_uses_with(bounded, delete_user_cb=lambda user, b=bounded: user is not b)
     program.exported.graph_module.recompile()
+
+
+# Paddings that a convolution names (``"valid"``, ``"same"``), in numbers.
+#
+# Inductor (torch 2.13) packs an integer convolution without padding as one that pads nothing at all, not even
+# with zeros, and its kernel refuses it; and it takes none that pads more behind than in front, as ``"same"``
+# does with an even kernel. Such a difference is a padding of its own, of the integers.
+
+_NAMES = ("conv1d", "conv2d")
+_PADDED_CONVOLUTIONS = {
+    each: overload(name, "default")
+    for name in _NAMES
+    for each in overloads(name)
+    if each._overloadname == "padding"
+}
+_PADDING_DEFAULTS = (None, 1, "valid", 1, 1)  # bias, stride, padding, dilation, groups
+
+
+def number_paddings(program: Program) -> None:
+    """Write the named paddings of ``program`` as numbers, in ``program`` itself; the values are the same.
+
+    >>> import torch
+    >>> from torch import fx
+    >>> from backquant.deploy.program import export_program
+    >>> layer = fx.symbolic_trace(lambda x, weight: torch.conv1d(x, weight, padding="same"))
+    >>> made = export_program(layer, (torch.zeros(1, 1, 4), torch.ones(1, 1, 2)), {}, None)
+    >>> number_paddings(made)
+    >>> [node.name for node in made.exported.graph.nodes]
+    ['x', 'weight', 'constant_pad_nd_default', 'conv1d_default', 'output']
+    """
+    rewrite(program.exported, dict.fromkeys(_PADDED_CONVOLUTIONS, _number))
+
+
+def _number(conv: Any, write: AtenCalls) -> Any:
+    given: tuple[Any, ...] = (*conv.args, *_PADDING_DEFAULTS[len(conv.args) - 2 :])
+    value, weight, bias, stride, padding, dilation, groups = given
+    kernel = list(weight.meta["val"].shape[2:])
+    rates = _each(dilation, kernel)
+    sums = [0 if padding == "valid" else r * (k - 1) for r, k in zip(rates, kernel, strict=True)]
+    more = [total % 2 for total in sums]
+    if any(more):
+        value = _longer(write, value, more)
+    sizes = [total // 2 for total in sums]
+    operator = _PADDED_CONVOLUTIONS[conv.target]
+    return write.call(operator, value, weight, bias, _each(stride, kernel), sizes, rates, groups)
+
+
+def _each(size: Any, kernel: list[int]) -> list[Any]:
+    sizes = list(size) if isinstance(size, (list, tuple)) else [size]
+    return sizes * len(kernel) if len(sizes) == 1 else sizes
+
+
+def _longer(write: AtenCalls, value: Any, more: list[int]) -> Any:
+    """``value`` with ``more`` zeros behind each axis; of a dequantized one the integers have them."""
+    pads = [number for size in reversed(more) for number in (0, size)]
+    if not is_dequantize(value):
+        return write.constant_pad_nd(value, pads)
+    integers, scale, zero_point, *rest = value.args
+    longer = write.constant_pad_nd(integers, pads, zero_point)
+    return write.call(value.target, longer, scale, zero_point, *rest)
+
+
+# Integer convolutions of one channel, where a size is free, read a second channel whose weights are zero.
+#
+# oneDNN's kernel gives wrong numbers there (torch 2.13; of digits and of sounds, 0 dB): with one channel, all
+# orders in memory have the same strides. A weight of zero adds nothing, whatever it is multiplied with.
+
+_ONE_CHANNEL_CONVOLUTIONS = overloads("conv2d", "conv3d")
+_GROUPS = 6  # the place of the argument
+
+
+def with_two_channels(program: Program) -> None:
+    """Write those convolutions of ``program`` so, in ``program`` itself; the values are the same.
+
+    >>> import torch
+    >>> from backquant.deploy.program import export_program
+    >>> model = fx.symbolic_trace(torch.nn.Conv2d(1, 2, 3))
+    >>> program = export_program(model, (torch.ones(1, 1, 4, 4),), {}, None)
+    >>> with_two_channels(program)  # no integers
+    >>> [n.name for n in program.exported.graph.nodes if n.op == "call_function"]
+    ['conv2d']
+    """
+    widened: dict[Any, Any] = {}
+
+    def widen(node: Any, write: AtenCalls) -> None:
+        for value in node.args[:2] if _is_meant(node) else ():
+            node.replace_input_with(value, _second_channel(write, value, widened))
+
+    rewrite(program.exported, dict.fromkeys(_ONE_CHANNEL_CONVOLUTIONS, widen))
+
+
+def _is_meant(node: fx.Node) -> bool:
+    value, weight = node.args[:2]
+    if not (is_dequantize(value) and is_channel_dequantize(weight)):
+        return False
+    shape = value.meta["val"].shape  # type: ignore[union-attr]
+    in_groups = len(node.args) > _GROUPS and node.args[_GROUPS] != 1
+    is_free = any(not isinstance(size, int) for size in shape)
+    return bool(is_free and shape[1] == 1 and not in_groups)
+
+
+def _second_channel(write: AtenCalls, dequantize: Any, widened: dict[Any, Any]) -> Any:
+    """What ``dequantize`` gives, with a second channel of the integer zero."""
+    integers, *qparams = dequantize.args
+    if integers not in widened:
+        behind = [0] * (2 * integers.meta["val"].dim() - 3)
+        widened[integers] = write.constant_pad_nd(integers, [*behind[1:], 0, 1], 0)
+    return write.call(dequantize.target, widened[integers], *qparams)

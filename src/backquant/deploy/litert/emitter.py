@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
-from backquant.deploy.litert.layouts import Layout, is_free, plain, stored
-from backquant.deploy.litert.lowered_values import Constant, Value, constant_tensor
-from backquant.deploy.litert.network import Network, Operation, Scales, Tensor
+from backquant.deploy.litert.lowered_values import (
+    CHANNELS_LAST,
+    Constant,
+    Dequantized,
+    Layout,
+    UnsupportedError,
+    Value,
+    constant_tensor,
+    hints,
+    is_free,
+    plain,
+    signature_of,
+    sizes_of,
+    stored,
+)
+from backquant.deploy.litert.network import Network, Operation, Scales, Tensor, dtype_name
 
-__all__ = ["Emitter"]
+__all__ = [
+    "Emitter",
+    "Call",
+    "Rule",
+    "Table",
+    "bound_arguments",
+    "activation",
+    "from_image",
+    "image",
+    "image_output",
+    "pair",
+]
 
 _LIMITS = {"INT8": (-128, 127), "INT16": (-32768, 32767)}
 
@@ -177,4 +203,240 @@ def quantized_constant(constant: Constant, scales: Scales | None, dtype: str) ->
     data = steps.clamp(low, high).numpy().astype(dtype.lower())
     made = constant_tensor(constant.name, np.asarray(data))
     made.scales = scales
+    return made
+
+
+# One operator of the program as the rules see it: arguments by name, operands as tensors of the file.
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one operator is written.
+
+    ``integer``: whether there is a kernel on integers for a call. ``keeps``: that kernel's result has the
+    qparams of its input. ``moves``: its values are those of its operands, so that
+    integers stay integers whatever reads them. ``fuses``: the kernel clamps its result.
+    """
+
+    write: Callable[[Call], Value]
+    integer: Callable[[Call], bool] = lambda call: False  # noqa: ARG005
+    keeps: bool | Callable[[Call], bool] = False
+    moves: bool = False
+    fuses: bool = False
+
+
+Table = dict[Any, Rule]
+
+
+def bound_arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by the names of the operator's schema, defaults included."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return dict(enumerate(node.args))  # type: ignore[arg-type]
+    made = {}
+    for index, argument in enumerate(target._schema.arguments):
+        if index < len(node.args):
+            made[argument.name] = node.args[index]
+        else:
+            made[argument.name] = node.kwargs.get(argument.name, argument.default_value)
+    return made
+
+
+@dataclass(eq=False)
+class Call:
+    """One call. ``integer``: it computes on integers, and its result has ``scales`` and ``dtype``;
+    ``activation``: the clamp that its kernel applies."""
+
+    node: fx.Node
+    emitter: Emitter
+    values: dict[fx.Node, Any]
+    integer: bool = False
+    scales: Scales | None = None
+    dtype: str = ""
+    activation: str = "NONE"
+    columns_allowed: bool = False
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.args = bound_arguments(self.node)
+
+    # -- what it reads --------------------------------------------------------------------------------
+
+    def arg(self, name: str, default: Any = None) -> Any:
+        """An argument that is no tensor; sizes are numbers."""
+        value = hints(self.args.get(name))
+        return default if value is None else value
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an operand."""
+        return self.args.get(name) is not None
+
+    def constant(self, name: str) -> Constant | None:
+        """The operand, if it depends on no input."""
+        found = self.held(self.args.get(name))
+        return found if isinstance(found, Constant) else None
+
+    def held(self, argument: Any) -> Any:
+        """What an argument stands for; a number is a constant."""
+        if isinstance(argument, fx.Node):
+            return self.values.get(argument)
+        if isinstance(argument, (bool, int, float)):
+            return Constant("number", torch.tensor(argument, dtype=self._number_dtype()))
+        return None
+
+    def _number_dtype(self) -> torch.dtype:
+        for source in self.node.all_input_nodes:
+            value = source.meta.get("val")
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32):
+                return value.dtype
+        return torch.float32
+
+    def read(self, name: str, scales: Scales | None = None) -> Value:
+        """An operand in the arithmetic of the call: integers (in steps of ``scales``, where those are
+        named), or floats."""
+        return self.read_argument(self.args[name], scales)
+
+    def read_argument(self, argument: Any, scales: Scales | None = None) -> Value:
+        """``read`` of an operand of a list."""
+        found = self.held(argument)
+        if found is None:
+            raise UnsupportedError(f"an operand that is no tensor: {argument}")
+        if self.integer:
+            return self._integers(found, scales)
+        return self.floats(found)
+
+    def _integers(self, found: Any, scales: Scales | None) -> Value:
+        if isinstance(found, Constant):
+            return self.emitter.constant(found, scales, self.dtype)
+        value = found.integers if isinstance(found, Dequantized) else found
+        if scales is None or value.scales is None:
+            return value
+        return self.emitter.quantize(value, scales, self.dtype)
+
+    def floats(self, found: Any) -> Value:
+        """A value as the float program has it."""
+        if isinstance(found, Constant):
+            return self._constant_in_float(found)
+        if isinstance(found, Dequantized):
+            if found.floats is None:
+                found.floats = self.emitter.dequantize(found.integers)
+            return found.floats
+        if not isinstance(found, Value):
+            raise UnsupportedError("an operand that is no tensor")
+        return found
+
+    def _constant_in_float(self, found: Constant) -> Value:
+        """Integers of many values stay integers in the file."""
+        integers = found.integers
+        compact = integers is not None and integers.dtype == torch.int8 and found.scales is not None
+        if compact and found.value.numel() > _SMALL:
+            return self.emitter.dequantize(self.emitter.constant(found, found.scales, "INT8"))
+        return self.emitter.constant(found, None, "")
+
+    # -- what it gives --------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the result, in PyTorch's order."""
+        return sizes_of(self.node)
+
+    @property
+    def signature(self) -> tuple[int, ...]:
+        """The same with -1 for free sizes."""
+        return signature_of(self.node)
+
+    def output(self, layout: Layout | None = None) -> Tensor:
+        """A new tensor for the result."""
+        layout = plain(len(self.shape)) if layout is None else layout
+        dtype = self.dtype if self.integer else _dtype(self.node)
+        return Tensor(
+            self.node.name,
+            stored(self.shape, layout),
+            stored(self.signature, layout),
+            dtype,
+            self.scales if self.integer else None,
+        )
+
+    def emit(
+        self,
+        code: str,
+        inputs: Sequence[Tensor | None],
+        layout: Layout | None = None,
+        **options: Any,
+    ) -> Value:
+        """Write the operator that gives the result."""
+        made = self.output(layout)
+        self.emitter.emit(code, inputs, made, **options)
+        return Value(made, plain(len(made.shape)) if layout is None else layout)
+
+
+_SMALL = 1024
+
+
+def _dtype(node: fx.Node) -> str:
+    value = node.meta["val"]
+    if value.dtype in (torch.float64, torch.bfloat16):
+        return "FLOAT32"
+    if value.dtype not in _KNOWN:
+        raise UnsupportedError(f"values of {value.dtype}")
+    return dtype_name(value.dtype)
+
+
+_KNOWN = (
+    *(torch.float32, torch.float16, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.bool),
+)
+
+
+# Images as kernels read them: batch, height, width, channels; lines are images of height 1.
+
+_LINES = (0, 2, 1)
+_ACTIVATIONS = {"NONE": 0, "RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
+
+
+def activation(call: Call) -> int:
+    """The clamp of a kernel, by the schema's number."""
+    return _ACTIVATIONS[call.activation]
+
+
+def pair(value: Any, rank: int, of_lines: int = 1) -> tuple[int, int]:
+    """One or two numbers as those of height and width; ``of_lines``: that of the height of a line.
+
+    >>> pair([2], 4), pair([2], 3), pair(3, 3, of_lines=0)
+    ((2, 2), (1, 2), (0, 3))
+    """
+    numbers = [value] if isinstance(value, int) else list(value)
+    if rank == 3:
+        return of_lines, int(numbers[-1])
+    return int(numbers[0]), int(numbers[-1])
+
+
+def image(call: Call, value: Value) -> Tensor:
+    """A value of three or four axes with its channels last."""
+    rank = len(value.shape)
+    if rank == 4:
+        return call.emitter.laid(value, CHANNELS_LAST)
+    if rank != 3:
+        raise UnsupportedError(f"images of {rank} axes")
+    lines = call.emitter.laid(value, _LINES)
+    shape, signature = lines.shape, lines.signature
+    return call.emitter.reshape(lines, (shape[0], 1, *shape[1:]), (signature[0], 1, *signature[1:]))
+
+
+def from_image(call: Call, tensor: Tensor, rank: int) -> Value:
+    """The inverse of ``image``."""
+    if rank == 4:
+        return Value(tensor, CHANNELS_LAST)
+    shape, signature = tensor.shape, tensor.signature
+    lines = call.emitter.reshape(tensor, (shape[0], *shape[2:]), (signature[0], *signature[2:]))
+    return Value(lines, _LINES)
+
+
+def image_output(call: Call) -> Tensor:
+    """A tensor for the result of a kernel of images."""
+    if len(call.shape) == 4:
+        return call.output(CHANNELS_LAST)
+    made = call.output(_LINES)
+    made.shape = (made.shape[0], 1, *made.shape[1:])
+    made.signature = (made.signature[0], 1, *made.signature[1:])
     return made

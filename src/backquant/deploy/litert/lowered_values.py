@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,21 @@ import numpy as np
 import torch
 from torch import fx
 
-from backquant.deploy.litert.layouts import Layout, logical
 from backquant.deploy.litert.network import Array, Scales, Tensor
 from backquant.errors import ExportError
 
 __all__ = [
+    "CHANNELS_LAST",
+    "Layout",
+    "is_free",
+    "last",
+    "logical",
+    "ordered_for",
+    "permuted",
+    "plain",
+    "reshaped",
+    "stored",
+    "without",
     "Constant",
     "Dequantized",
     "UnsupportedError",
@@ -22,6 +33,165 @@ __all__ = [
     "signature_of",
     "sizes_of",
 ]
+
+
+# Where the axes of a value lie in memory.
+#
+# A layout is a tuple: for each axis of the stored tensor the axis of PyTorch's tensor that lies there.
+# ``(0, 2, 3, 1)`` is channels last. Permutations of PyTorch's graph change the layout and move nothing; an
+# operator that needs another one asks for it, and only then a transpose is written.
+
+Layout = tuple[int, ...]
+CHANNELS_LAST: Layout = (0, 2, 3, 1)
+
+
+def plain(rank: int) -> Layout:
+    """PyTorch's own order.
+
+    >>> plain(3)
+    (0, 1, 2)
+    """
+    return tuple(range(rank))
+
+
+def last(rank: int, axis: int) -> Layout:
+    """PyTorch's order with ``axis`` moved to the end.
+
+    >>> last(4, 1)
+    (0, 2, 3, 1)
+    """
+    return (*(each for each in range(rank) if each != axis), axis)
+
+
+def stored(sizes: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """Sizes in PyTorch's order as they are stored.
+
+    >>> stored((1, 3, 8, 9), CHANNELS_LAST)
+    (1, 8, 9, 3)
+    """
+    return tuple(sizes[axis] for axis in layout)
+
+
+def logical(sizes: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """The inverse of ``stored``.
+
+    >>> logical((1, 8, 9, 3), CHANNELS_LAST)
+    (1, 3, 8, 9)
+    """
+    made = [0] * len(layout)
+    for size, axis in zip(sizes, layout, strict=True):
+        made[axis] = size
+    return tuple(made)
+
+
+def permuted(layout: Layout, order: Sequence[int]) -> Layout:
+    """The layout of ``x.permute(order)`` where ``x`` has ``layout``.
+
+    >>> permuted(CHANNELS_LAST, (0, 2, 3, 1))
+    (0, 1, 2, 3)
+    """
+    place = {axis: index for index, axis in enumerate(order)}
+    return tuple(place[axis] for axis in layout)
+
+
+def without(layout: Layout, axes: Sequence[int]) -> Layout:
+    """The layout when ``axes`` are gone.
+
+    >>> without(CHANNELS_LAST, (2, 3))
+    (0, 1)
+    """
+    kept = sorted(axis for axis in layout if axis not in axes)
+    names = {axis: index for index, axis in enumerate(kept)}
+    return tuple(names[axis] for axis in layout if axis in names)
+
+
+def is_free(sizes: Sequence[int], before: Layout, after: Layout) -> bool:
+    """Whether going from one layout to the other moves axes of size 1 only. ``sizes``: in PyTorch's order.
+
+    >>> is_free((1, 8, 1, 1), (0, 1, 2, 3), CHANNELS_LAST), is_free((1, 8, 2, 1), (0, 1, 2, 3), CHANNELS_LAST)
+    (True, False)
+    """
+    return [a for a in before if sizes[a] != 1] == [a for a in after if sizes[a] != 1]
+
+
+def reshaped(sizes: Sequence[int], layout: Layout, wanted: Sequence[int]) -> Layout | None:
+    """The layout of the tensor reshaped to ``wanted`` sizes, if the values can stay where they are.
+
+    Both shapes are cut into groups of axes with equal products; groups may lie in any order, the axes within
+    one may not.
+
+    >>> reshaped((1, 8, 7, 7), CHANNELS_LAST, (1, 8, 49))
+    (0, 2, 1)
+    >>> reshaped((1, 8, 7, 7), CHANNELS_LAST, (1, 392)) is None
+    True
+    """
+    groups = _groups(sizes, wanted)
+    if groups is None or _by_group(layout, groups) != _without_ones(sizes, layout):
+        return None
+    place = {axis: index for index, axis in enumerate(layout)}
+    made: list[int] = []
+    for _, after in sorted(groups, key=lambda group: min(place[a] for a in group[0])):
+        made.extend(after)
+    for axis in (axis for axis in range(len(wanted)) if wanted[axis] == 1):
+        made.insert(min(axis, len(made)), axis)
+    return tuple(made)
+
+
+def ordered_for(sizes: Sequence[int], layout: Layout, wanted: Sequence[int]) -> Layout:
+    """The layout that ``reshaped`` takes, as near to ``layout`` as can be: axes of a group lie together.
+
+    >>> ordered_for((1, 2, 4, 7, 7), (0, 3, 4, 2, 1), (1, 8, 7, 7))
+    (0, 3, 4, 1, 2)
+    """
+    groups = _groups(sizes, wanted)
+    if groups is None:
+        return plain(len(layout))
+    made = _by_group(layout, groups)
+    for axis in (axis for axis in range(len(sizes)) if sizes[axis] == 1):
+        made.insert(min(layout.index(axis), len(made)), axis)
+    return tuple(made)
+
+
+def _without_ones(sizes: Sequence[int], layout: Layout) -> list[int]:
+    return [axis for axis in layout if sizes[axis] != 1]
+
+
+def _by_group(layout: Layout, groups: Sequence[tuple[list[int], list[int]]]) -> list[int]:
+    """Axes of more than one value, groups in the order in which their first axis lies."""
+    place = {axis: index for index, axis in enumerate(layout)}
+    ordered = sorted(groups, key=lambda group: min(place[axis] for axis in group[0]))
+    return [axis for before, _ in ordered for axis in before]
+
+
+def _groups(
+    sizes: Sequence[int], wanted: Sequence[int]
+) -> list[tuple[list[int], list[int]]] | None:
+    """Axes of one shape, and those of the other with the same product, from the front; axes of size 1 of
+    ``wanted`` are in none.
+
+    >>> _groups((2, 3, 4), (6, 4))
+    [([0, 1], [0]), ([2], [1])]
+    """
+    left = [axis for axis, size in enumerate(sizes) if size != 1]
+    right = [axis for axis, size in enumerate(wanted) if size != 1]
+    if 0 in (*sizes, *wanted):
+        return None
+    found = []
+    while left or right:
+        one: list[int] = []
+        two: list[int] = []
+        a = b = 1
+        while not one or a != b:
+            if (a <= b or not right) and left:
+                one.append(left.pop(0))
+                a *= sizes[one[-1]]
+            elif right:
+                two.append(right.pop(0))
+                b *= wanted[two[-1]]
+            else:
+                return None
+        found.append((one, two))
+    return found
 
 
 class UnsupportedError(Exception):

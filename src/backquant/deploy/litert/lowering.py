@@ -17,17 +17,19 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
-from backquant.deploy.litert.call import Call, Rule, Table, bound_arguments
-from backquant.deploy.litert.clamps import clamp_after, fused_clamp, is_clamp
-from backquant.deploy.litert.emitter import Emitter
-from backquant.deploy.litert.layouts import CHANNELS_LAST, Layout, plain, stored
+from backquant.deploy.litert.arithmetic import clamp_after, fused_clamp, is_clamp
+from backquant.deploy.litert.emitter import Call, Emitter, Rule, Table, bound_arguments
 from backquant.deploy.litert.lowered_values import (
+    CHANNELS_LAST,
     Constant,
     Dequantized,
+    Layout,
     UnsupportedError,
     Value,
+    plain,
     signature_of,
     sizes_of,
+    stored,
 )
 from backquant.deploy.litert.network import Network, Scales, Tensor, dtype_name
 from backquant.deploy.program import Program

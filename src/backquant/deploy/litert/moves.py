@@ -15,22 +15,20 @@ import numpy as np
 import torch
 from torch import fx
 
-from backquant.deploy.litert.call import Call, Rule, Table
-from backquant.deploy.litert.layouts import (
+from backquant.deploy.litert.emitter import Call, Rule, Table
+from backquant.deploy.litert.lowered_values import (
+    Constant,
     Layout,
+    UnsupportedError,
+    Value,
+    constant_tensor,
+    hints,
     ordered_for,
     permuted,
     plain,
     reshaped,
     stored,
     without,
-)
-from backquant.deploy.litert.lowered_values import (
-    Constant,
-    UnsupportedError,
-    Value,
-    constant_tensor,
-    hints,
 )
 from backquant.deploy.litert.network import Array, Tensor
 from backquant.operators import overload

@@ -10,9 +10,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "Network", "Operation", "Scales", "Tensor", "dtype_name"]
+from backquant.errors import ExportError
+
+__all__ = [
+    "DTYPES",
+    "Network",
+    "Operation",
+    "Scales",
+    "Tensor",
+    "dtype_name",
+    "CHANNELS_LAST",
+    "MOST_BYTES",
+    "to_bytes",
+]
 
 Array = NDArray[Any]
+
 #: torch's dtypes by the name that the format has for them.
 DTYPES = {
     torch.float32: "FLOAT32",
@@ -161,3 +174,236 @@ def _unique(names: Sequence[str]) -> list[str]:
         seen.add(one)
         made.append(one)
     return made
+
+
+# A ``Network`` as the bytes of a ``.tflite`` file, through the schema's object API.
+#
+# 1. Each constant is one buffer; equal bytes are stored once. Buffers lie on 16 bytes, as the schema
+#    demands, so that microcontrollers read them in place.
+# 2. Operators carry the version from which on a runtime has their kernel for these dtypes.
+# 3. One signature, ``serving_default``, names inputs and outputs.
+
+
+#: A flatbuffer addresses its content by 32-bit signed offsets.
+MOST_BYTES = (1 << 31) - (1 << 20)
+
+#: The metadata of a file whose inputs and outputs of four axes have their channels last.
+CHANNELS_LAST = "backquant.channels_last"
+_SIGNATURE = "serving_default"
+
+#: The schema's class of an operator's options, without its ending; the others have none.
+_OPTIONS = {
+    "ADD": "Add",
+    "ARG_MAX": "ArgMax",
+    "ARG_MIN": "ArgMin",
+    "AVERAGE_POOL_2D": "Pool2D",
+    "BATCH_MATMUL": "BatchMatMul",
+    "CAST": "Cast",
+    "CONCATENATION": "Concatenation",
+    "CONV_2D": "Conv2D",
+    "CUMSUM": "Cumsum",
+    "DEPTHWISE_CONV_2D": "DepthwiseConv2D",
+    "DEPTH_TO_SPACE": "DepthToSpace",
+    "DIV": "Div",
+    "FULLY_CONNECTED": "FullyConnected",
+    "GATHER": "Gather",
+    "GELU": "Gelu",
+    "LEAKY_RELU": "LeakyRelu",
+    "MAX_POOL_2D": "Pool2D",
+    "MEAN": "Reducer",
+    "MIRROR_PAD": "MirrorPad",
+    "MUL": "Mul",
+    "ONE_HOT": "OneHot",
+    "PACK": "Pack",
+    "REDUCE_MAX": "Reducer",
+    "REDUCE_MIN": "Reducer",
+    "REDUCE_PROD": "Reducer",
+    "RESHAPE": "Reshape",
+    "RESIZE_BILINEAR": "ResizeBilinear",
+    "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighbor",
+    "SOFTMAX": "Softmax",
+    "SPACE_TO_DEPTH": "SpaceToDepth",
+    "SPLIT": "Split",
+    "STRIDED_SLICE": "StridedSlice",
+    "SUB": "Sub",
+    "SUM": "Reducer",
+    "TRANSPOSE_CONV": "TransposeConv",
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
+}
+
+#: Rule 2: the versions of operators on float32, and on int8; what is not listed has 1 and 2.
+_VERSIONS = {
+    "ADD": (1, 2),
+    "ARG_MAX": (1, 2),
+    "BATCH_MATMUL": (1, 2),
+    "CONV_2D": (1, 3),
+    "DEPTHWISE_CONV_2D": (2, 3),
+    "DEPTH_TO_SPACE": (1, 1),
+    "ELU": (1, 1),
+    "FULLY_CONNECTED": (5, 5),
+    "GATHER": (1, 2),
+    "GELU": (1, 2),
+    "LEAKY_RELU": (1, 2),
+    "LOG_SOFTMAX": (1, 2),
+    "PAD": (1, 2),
+    "PRELU": (1, 1),
+    "QUANTIZE": (1, 1),
+    "RESHAPE": (1, 1),
+    "HARD_SWISH": (1, 1),
+    "RESIZE_BILINEAR": (3, 3),
+    "RESIZE_NEAREST_NEIGHBOR": (3, 3),
+    "SELECT_V2": (1, 1),
+    "TRANSPOSE_CONV": (3, 3),
+    "DEQUANTIZE": (1, 2),
+    "BROADCAST_TO": (2, 2),
+}
+
+
+def to_bytes(network: Network, *, channels_last: bool = False) -> bytes:
+    """The file; ``channels_last``: its inputs and outputs are, and the file says so. Raises
+    ``ExportError`` where it would be larger than the format allows."""
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    _check_size(network)
+    writer = _Writer(schema)
+    model = writer.model(network)
+    if channels_last:
+        note = schema.MetadataT()
+        note.name, note.buffer = CHANNELS_LAST, 0
+        model.metadata = [note]
+    builder = _builder(flatbuffers)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def _check_size(network: Network) -> None:
+    size = sum(t.data.nbytes for t in network.tensors() if t.data is not None)
+    if size > MOST_BYTES:
+        raise ExportError(
+            f"the weights take {size / 1e9:.1f} GB, and a .tflite file holds 2 GB",
+            where="export",
+            fix="quantize more of the model, or export its parts one by one",
+        )
+
+
+def _builder(flatbuffers: Any) -> Any:
+    """Rule 1: vectors of bytes are the buffers."""
+
+    class Aligned(flatbuffers.Builder):
+        def CreateNumpyVector(self, x: Any) -> Any:  # noqa: N802 - the builder's name
+            if x.dtype != np.uint8:
+                return super().CreateNumpyVector(x)
+            self.StartVector(1, x.size, 16)
+            first = int(self.Head()) - x.size
+            self.head = first
+            self.Bytes[first : first + x.size] = x.tobytes()
+            self.vectorNumElems = x.size
+            return self.EndVector()
+
+    return Aligned(1 << 20)
+
+
+class _Writer:
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+        self.buffers: list[Any] = [schema.BufferT()]
+        self.known: dict[bytes, int] = {}
+        self.codes: dict[tuple[str, int], int] = {}
+
+    def model(self, network: Network) -> Any:
+        schema = self.schema
+        tensors = network.tensors()
+        places = {id(tensor): index for index, tensor in enumerate(tensors)}
+        graph = schema.SubGraphT()
+        graph.name = "main"
+        graph.tensors = list(map(self.tensor, tensors))
+        graph.inputs = [places[id(tensor)] for tensor in network.inputs]
+        graph.outputs = [places[id(tensor)] for tensor in network.outputs]
+        graph.operators = [self.operator(each, places) for each in network.operations]
+        made = schema.ModelT()
+        made.version = 3
+        made.description = "backquant"
+        made.subgraphs = [graph]
+        made.operatorCodes = [self.code(*key) for key in self.codes]
+        made.buffers = self.buffers
+        made.signatureDefs = [self.signature(network, graph)]
+        return made
+
+    def tensor(self, tensor: Tensor) -> Any:
+        made = self.schema.TensorT()
+        made.name = tensor.name
+        made.type = getattr(self.schema.TensorType, tensor.dtype)
+        free = -1 in tensor.signature
+        made.shape = [
+            1 if s == -1 else n for n, s in zip(tensor.shape, tensor.signature, strict=True)
+        ]
+        made.hasRank = True
+        if free:
+            made.shapeSignature = list(tensor.signature)
+        made.quantization = self.scales(tensor.scales)
+        made.buffer = 0 if tensor.data is None else self.buffer(tensor.data)
+        return made
+
+    def scales(self, scales: Scales | None) -> Any:
+        made = self.schema.QuantizationParametersT()
+        if scales is not None:
+            made.scale = np.array(scales.scale, np.float32)
+            made.zeroPoint = np.array(scales.zero_point, np.int64)
+            made.quantizedDimension = scales.axis
+        return made
+
+    def buffer(self, data: Any) -> int:
+        content = np.ascontiguousarray(data).tobytes()
+        if content not in self.known:
+            made = self.schema.BufferT()
+            made.data = np.frombuffer(content, np.uint8)
+            self.known[content] = len(self.buffers)
+            self.buffers.append(made)
+        return self.known[content]
+
+    def code(self, name: str, version: int) -> Any:
+        made = self.schema.OperatorCodeT()
+        number = getattr(self.schema.BuiltinOperator, name)
+        made.builtinCode = number
+        made.deprecatedBuiltinCode = min(number, 127)
+        made.version = version
+        return made
+
+    def operator(self, operation: Operation, places: dict[int, int]) -> Any:
+        made = self.schema.OperatorT()
+        key = (operation.code, _version(operation))
+        made.opcodeIndex = self.codes.setdefault(key, len(self.codes))
+        made.inputs = [-1 if each is None else places[id(each)] for each in operation.inputs]
+        made.outputs = [places[id(each)] for each in operation.outputs]
+        stem = _OPTIONS.get(operation.code)
+        if stem is not None:
+            name = f"{stem}Options"
+            options = getattr(self.schema, f"{name}T")()
+            for key_, value in operation.options.items():
+                setattr(options, key_, value)
+            made.builtinOptionsType = getattr(self.schema.BuiltinOptions, name)
+            made.builtinOptions = options
+        return made
+
+    def signature(self, network: Network, graph: Any) -> Any:
+        made = self.schema.SignatureDefT()
+        made.signatureKey = _SIGNATURE
+        made.subgraphIndex = 0
+        made.inputs = self.named(network.input_names, graph.inputs)
+        made.outputs = self.named(network.output_names, graph.outputs)
+        return made
+
+    def named(self, names: Sequence[str], places: Sequence[int]) -> list[Any]:
+        made = []
+        for name, place in zip(names, places, strict=True):
+            each = self.schema.TensorMapT()
+            each.name, each.tensorIndex = name, place
+            made.append(each)
+        return made
+
+
+def _version(operation: Operation) -> int:
+    in_float, in_integers = _VERSIONS.get(operation.code, (1, 2))
+    integer = any(each is not None and each.is_integer for each in operation.inputs)
+    return in_integers if integer else in_float

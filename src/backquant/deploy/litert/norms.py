@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.litert.call import Call, Rule, Table
-from backquant.deploy.litert.layouts import plain, without
-from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, Value
+from backquant.deploy.litert.emitter import Call, Rule, Table
+from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, Value, plain, without
 from backquant.deploy.litert.network import Tensor
 from backquant.operators import overload
 

@@ -17,14 +17,23 @@ import numpy as np
 import torch
 
 from backquant.deploy.litert.arithmetic import UNIT
-from backquant.deploy.litert.call import Call, Rule, Table
-from backquant.deploy.litert.images import activation, from_image, image, image_output, pair
-from backquant.deploy.litert.layouts import last, without
+from backquant.deploy.litert.emitter import (
+    Call,
+    Rule,
+    Table,
+    activation,
+    from_image,
+    image,
+    image_output,
+    pair,
+)
 from backquant.deploy.litert.lowered_values import (
     Constant,
     UnsupportedError,
     Value,
     constant_tensor,
+    last,
+    without,
 )
 from backquant.deploy.litert.network import Scales, Tensor
 from backquant.operators import overload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backquant.deploy.onnx.check import untranslated
+from backquant.deploy.onnx.exporter import untranslated
 from backquant.deploy.onnx.writer import OPSET, onnx_model, qdq_model, save_onnx
 from backquant.deploy.target import Requirement
 

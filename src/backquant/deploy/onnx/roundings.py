@@ -11,7 +11,7 @@ and shift among them); a runtime that does not know the name runs the body. Or,
 3. with the option ``standard_quantize``, it stays ``QuantizeLinear``, and its metadata holds the described
 arithmetic.
 
-The arithmetic is that of ``backquant.dtypes.requantization``, bit for bit: integer sums are recovered in
+The arithmetic is that of ``backquant.dtypes.arithmetic``, bit for bit: integer sums are recovered in
 float64. Source: ONNX operator documentation, Mod-13 (the sign of the divisor), Div-14, Round-11, Clip-13.
 """
 
@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx.provenance import ORIGIN
+from backquant.deploy.onnx.exporter import ORIGIN
 from backquant.deploy.onnx.rewrite import OnnxCalls, rewrite
 from backquant.deploy.onnx.translate import Table, quantize_linear
 from backquant.deploy.roundings import STANDARD, arithmetic_words, described_quantizes

@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from backquant.deploy.edits import AtenCalls, replace, sizes_of
 from backquant.operators import overload, overloads
-from backquant.operators.windows import cut_windows
+from backquant.operators.aten import cut_windows
 
 __all__ = ["spell_for_onnx"]
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
-from backquant.deploy.onnx.provenance import origins_of
-from backquant.deploy.onnxruntime.lowbit import use_group_kernels
-from backquant.deploy.onnxruntime.lstm import use_lstm_kernels
-from backquant.deploy.onnxruntime.readback import kernels_of
-from backquant.deploy.onnxruntime.session import OnnxRuntimeSession
+from backquant.deploy.onnx.exporter import origins_of
+from backquant.deploy.onnxruntime.session import OnnxRuntimeSession, kernels_of
 from backquant.deploy.onnxruntime.workarounds import (
     clip_integers,
     keep_outputs,
     resize_by_products,
     show_products,
+    use_group_kernels,
+    use_lstm_kernels,
 )
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
@@ -68,7 +67,7 @@ class OnnxRuntimeTarget:
         return OnnxRuntimeSession(path, 1)
 
     def exact(self, path: Path) -> OnnxRuntimeSession:
-        """See ``backquant.deploy.agreement.ExactTarget``."""
+        """See ``backquant.deploy.run.ExactTarget``."""
         return OnnxRuntimeSession(path, 1, is_exact=True)
 
 

@@ -8,17 +8,16 @@ from pathlib import Path
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
-from backquant.deploy.onnx.blocks import is_blocked
-from backquant.deploy.openvino.amx import check_amx
-from backquant.deploy.openvino.fourier import plain_transforms
-from backquant.deploy.openvino.joins import round_whole
-from backquant.deploy.openvino.norms import keep_scales_before_norms
-from backquant.deploy.openvino.readback import Origins, kernels_of
-from backquant.deploy.openvino.session import OpenVinoSession
+from backquant.deploy.onnx.rewrite import is_blocked
+from backquant.deploy.openvino.session import OpenVinoSession, Origins, kernels_of
 from backquant.deploy.openvino.workarounds import (
+    check_amx,
     check_ends,
     keep_reduced_axes,
+    keep_scales_before_norms,
     keep_zero_biases,
+    plain_transforms,
+    round_whole,
     scale_tables,
     separate_biases,
     separate_weights,
@@ -91,7 +90,7 @@ class OpenVinoTarget:
         return OpenVinoSession(path, 1)
 
     def exact(self, path: Path) -> OpenVinoSession:
-        """See ``backquant.deploy.agreement.ExactTarget``."""
+        """See ``backquant.deploy.run.ExactTarget``."""
         return OpenVinoSession(path, 1, is_exact=True)
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils import _pytree as pytree
 
+from backquant.deploy.exported import TargetKernel
+from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.rewrite import (
     OnnxCalls,
     array_of,
@@ -14,19 +23,22 @@ from backquant.deploy.onnx.rewrite import (
     input_of,
     only_reader,
     readers_of,
+    replace,
     rewrite,
 )
 from backquant.errors import ExportError
 from backquant.lower.machine import machine_facts
 
+__all__ = ["check_amx"]
+
+
 # Biases as OpenVINO (2026.4) takes them.
 #
 # A bias of its own for each convolution: OpenVINO leaves one that several convolutions read out of their
 # kernels, and computes it, and what would be fused behind it, in a generated kernel on floats.
-
-
 _BIAS = 2
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+
 #: What moves values, and sums of them: OpenVINO takes scales through these.
 _MOVES = frozenset(
     [
@@ -99,7 +111,6 @@ def _replace_zeros(adds: Any) -> None:
 # and of the quantization behind it, and computes it at the end of the reduction before it. Where the reduced
 # axes are left out of the result it mixes up the channels. So they are kept, with length one, and left out
 # behind.
-
 _SCALING = frozenset({"Add", "BatchNormalization", "Div", "Mul", "Sub"})
 _AXES = 1  # the input that names them
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
@@ -132,7 +143,6 @@ def _is_scaled_and_quantized(node: Any) -> bool:
 #
 # OpenVINO (2026.4) takes ``Gather(table) * factor`` for compressed weights that are decompressed, and throws
 # while it folds what is quantized behind them (Speech2Text). The products are the same floats, computed once.
-
 _LARGE = 1 << 24  # elements of a table that others read, too: a copy of more is not worth it
 
 
@@ -166,7 +176,6 @@ def _scale_table(node: Any) -> Any:
 # A layer that is called several times (a recurrent cell, step by step) has one weight in the file. OpenVINO
 # (2026.4) takes a number that its result is multiplied with (``1.7159 * tanh(0.666 * layer(x))``) into the
 # weight, and where others read the weight, too, it computes the product in floats.
-
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _WEIGHT = 1
 
@@ -206,8 +215,6 @@ def _reads_constant(node: Any) -> bool:
 #
 # OpenVINO (2026.4) pads integers with 0 in place of their zero point. A convolution of each channel has the
 # same values.
-
-
 def sum_padded_averages(model: Any) -> None:
     """Write such poolings so. Changes an ``onnx_ir.Model``."""
     rewrite(model, {"AveragePool": _sum_padded})
@@ -229,7 +236,6 @@ def _sum_padded(node: Any) -> Any:
 
 # Bounds of clamps between integers: OpenVINO (2026.4) makes integers of them by cutting off, where the
 # description rounds. So a bound is put a quarter of a step above the integer that it rounds to.
-
 _BOUNDS = (1, 2)  # least, most
 
 
@@ -263,7 +269,6 @@ def _shift_bounds(node: Any) -> None:
 # Depthwise ones of 16 channels with 14 taps and more along the last axis (2026.4; docs/kernels.md): its
 # oneDNN writes code without end, for integers, which the description leaves out, and for bfloat16, in
 # which OpenVINO computes what is float where the CPU has it.
-
 _CHANNELS, _TAPS = 16, 14
 
 
@@ -298,3 +303,263 @@ def never_ends(node: Any) -> bool:
     last = [attributes.get_ints(name, [1])[-1] for name in ("strides", "dilations")]
     depthwise = attributes.get_int("group", 1) == shape[0] == _CHANNELS
     return bool(depthwise and last == [1, 1] and shape[-1] >= _TAPS)
+
+
+# OpenVINO's 8-bit convolutions on AMX, some of which give wrong numbers.
+#
+# Its copy of oneDNN has the defect of torch's (docs/kernels.md): shapes whose rule is not known. So the
+# file is run on the example inputs. Where it is far from the reference model, it is run once more in a
+# process whose oneDNN may not use AMX: the same runtime, file and inputs. Nearer there, the numbers of this
+# CPU are wrong.
+
+_NEAR = 20.0  # dB: results that are as near as roundings of integers leave them
+_MORE = 6.0  # dB: half the noise of the amplitude is no rounding
+_RUN = """
+import sys
+import numpy as np
+import openvino
+hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+model = openvino.Core().compile_model(sys.argv[1], "CPU", hints)
+given = np.load(sys.argv[2])
+results = model([given[name] for name in given.files])
+np.savez(sys.argv[3], *(results[item] for item in model.outputs))
+"""
+
+
+def check_amx(job: ExportJob, path: Path, kernels: Sequence[TargetKernel]) -> None:
+    """Raise ``ExportError`` if the model at ``path`` computes wrong numbers here, and right ones without AMX.
+
+    Nothing is run where the CPU has no AMX, where it is switched off, or without integer convolutions.
+    """
+    convolves = any(use.kernel.startswith("Convolution") and use.integer for use in kernels)
+    if not convolves or not _uses_amx():
+        return
+    inputs = _arrays((job.args, dict(job.kwargs)))
+    with torch.no_grad():
+        wanted = _arrays(job.module(*job.args, **job.kwargs))
+    here = _ratio(wanted, _outputs(path, inputs))
+    if here is None or here >= _NEAR:
+        return
+    without = _ratio(wanted, _outputs_without_amx(path, inputs))
+    if without is None or without < here + _MORE:
+        return
+    raise ExportError(
+        f"OpenVINO's 8-bit convolutions are wrong on this CPU: {here:.1f} dB to the reference model with "
+        f"AMX, {without:.1f} dB without",
+        where="a defect of the oneDNN in OpenVINO on CPUs with AMX, in convolutions of some shapes "
+        "(docs/kernels.md)",
+        fix="set the environment variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI before Python starts, here\n"
+        "and wherever the file runs on such a CPU",
+    )
+
+
+def _uses_amx() -> bool:
+    facts = machine_facts()
+    limit = facts.isa_limit.upper()
+    return bool(facts.capabilities.get("amx_int8")) and (not limit or "AMX" in limit)
+
+
+def _arrays(value: Any) -> list[np.ndarray]:
+    tensors = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return [(t.float() if t.dtype is torch.bfloat16 else t).numpy() for t in tensors]
+
+
+def _outputs(path: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """What OpenVINO computes in this process; ``None`` where it does not take these inputs."""
+    import openvino
+
+    hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    try:
+        model = openvino.Core().compile_model(str(path), "CPU", hints)
+        results = model(list(inputs))
+    except RuntimeError:
+        return None
+    return [np.array(results[item]) for item in model.outputs]
+
+
+def _outputs_without_amx(path: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """The same in a process of its own, whose oneDNN reads another limit when it starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, got = Path(folder, "given.npz"), Path(folder, "got.npz")
+        np.savez(given, *inputs)
+        command = [sys.executable, "-c", _RUN, str(path), str(given), str(got)]
+        environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        if done.returncode:
+            return None
+        with np.load(got) as results:
+            return [results[name] for name in results.files]
+
+
+def _ratio(wanted: Sequence[np.ndarray], got: Sequence[np.ndarray] | None) -> float | None:
+    """The least signal-to-noise ratio of the floating-point outputs, in dB; ``None``: they do not compare."""
+    if got is None or [a.shape for a in wanted] != [b.shape for b in got]:
+        return None
+    ratios = []
+    for one, two in zip(wanted, got, strict=True):
+        signal, noise = float(np.square(one).sum()), float(np.square(one - two).sum())
+        if np.issubdtype(one.dtype, np.floating) and signal > 0:
+            ratios.append(120.0 if noise <= signal * 1e-12 else 10 * np.log10(signal / noise))
+    return float(min(ratios)) if ratios and np.isfinite(ratios).all() else None
+
+
+# Fourier transforms as OpenVINO (2026.4) reads them right.
+#
+# 1. It takes the axis of an ONNX ``DFT`` from the attribute of opsets before 20 only. From 20 on, where the
+#    axis is an input, it transforms axis 1, in silence. So others change places with that one.
+# 2. One-sided transforms of real values get an axis too many. Two-sided ones are cut.
+# 3. One-sided inverse transforms lose an axis. Two-sided ones, of values padded with zeros, have the same
+# real    part where all but the first, and of an even number the middle one, are doubled.
+
+_SINCE = 20  # the opset in which the axis is an input
+_LENGTH, _AXIS = 1, 2  # the inputs
+
+
+def plain_transforms(model: Any) -> None:
+    """Write them so. Changes an ``onnx_ir.Model``."""
+    rewrite(model, {"DFT": _plain})
+
+
+def _plain(node: Any) -> Any:
+    axis, value = _axis(node), node.inputs[0]
+    if axis is None:
+        return None
+    write = OnnxCalls(node)
+    is_inverse, factors = node.attributes.get_int("inverse", 0), _factors(node, axis)
+    if not node.attributes.get_int("onesided", 0) or (is_inverse and factors is None):
+        is_read = input_of(node, _AXIS) is None or axis == 1
+        return None if is_read else _transformed(write, value, axis)
+    if not is_inverse:  # rule 2: of n values the first n // 2 + 1
+        whole = _transformed(write, value, axis, onesided=0)
+        size = write.Shape(whole, start=axis, end=axis + 1)
+        half = write.Div(size, write.constant([2]))
+        end = write.Add(half, write.constant([1]))
+        return write.Slice(whole, write.constant([0]), end, write.constant([axis]))
+    scaled = write.Mul(value, write.constant(factors))
+    scaled.shape = value.shape
+    real = _transformed(write, scaled, axis, onesided=0)
+    return write.Slice(real, write.constant([0]), write.constant([1]), write.constant([-1]))
+
+
+def _axis(node: Any) -> int | None:
+    """The axis that is transformed, from the front; none where it is not known."""
+    shape = node.inputs[0].shape
+    if node.graph.opset_imports[""] < _SINCE:
+        return int(node.attributes.get_int("axis", 1))
+    given = input_of(node, _AXIS)
+    if shape is None or (given is not None and given.const_value is None):
+        return None
+    return (-2 if given is None else int(array_of(given))) % len(shape)
+
+
+def _factors(node: Any, axis: int) -> Any:
+    """Rule 3, where the lengths are known."""
+    shape, length = node.inputs[0].shape, array_of(input_of(node, _LENGTH))
+    if shape is None or not isinstance(shape[axis], int) or length is None:
+        return None
+    if shape[axis] != int(length) // 2 + 1:
+        return None
+    factors = np.full(shape[axis], 2, np.float32)
+    factors[0] = 1
+    if int(length) % 2 == 0:
+        factors[-1] = 1
+    return factors.reshape(-1, *[1] * (len(shape) - axis - 1))
+
+
+def _transformed(write: OnnxCalls, value: Any, axis: int, **attributes: int) -> Any:
+    """The transform of ``value``: by rule 1."""
+    _, length, given = (input_of(write.node, place) for place in range(3))
+    if given is None or axis == 1:
+        return write.again(value, *write.node.inputs[1:], **attributes)
+    order = list(range(len(value.shape)))
+    order[1], order[axis] = axis, 1
+    made = write.again(write.Transpose(value, perm=order), length, write.constant(1), **attributes)
+    return write.Transpose(made, perm=order)
+
+
+# Joined values that products read as integers: OpenVINO (2026.4) rounds the parts, with one zero point for
+# each place along the axis that they are joined on. Matrix products fail on that, and convolutions become
+# floats unless that axis holds channels. An axis of one between the join and its rounding keeps them apart.
+
+
+def round_whole(model: Any) -> None:
+    """Let what is joined be rounded where products alone read it. Changes an ``onnx_ir.Model``."""
+    rewrite(model, {"Concat": _round_whole})
+
+
+def _round_whole(node: Any) -> None:
+    rounded = only_reader(node, "QuantizeLinear")
+    back = None if rounded is None else only_reader(rounded, "DequantizeLinear")
+    if rounded is None or back is None:
+        return
+    readers = readers_of(back)
+    fails = _PRODUCTS if _joins_channels(node) else _PRODUCTS | _CONVOLUTIONS
+    if readers and all(reader.op_type in fails for reader in readers):
+        axis = OnnxCalls(node).constant([0])
+        longer = OnnxCalls(rounded).Unsqueeze(node.outputs[0], axis)
+        whole = OnnxCalls(rounded).again(longer, *rounded.inputs[1:])
+        floats = OnnxCalls(back).again(whole, *back.inputs[1:])
+        replace(back, OnnxCalls(back).Squeeze(floats, axis))
+
+
+def _joins_channels(node: Any) -> bool:
+    axis, shape = node.attributes["axis"].as_int(), node.outputs[0].shape
+    return axis == 1 or (shape is not None and axis + len(shape) == 1)
+
+
+# Norms and sums of what was integers before: OpenVINO (2026.4) moves the scale of integers behind them.
+#
+# 1. A norm that takes their mean and divides by their deviation keeps its epsilon: where values are small
+# it is    too small, by the square of the scale (xLSTM: 6.6 dB in place of 33). 2. Sums and means of
+# integers of three axes (tokens of sequences) are right in the first sample alone.
+#
+# A maximum that changes nothing, which no scale passes, is put in between.
+
+_NORMS = (
+    *("GroupNormalization", "InstanceNormalization", "LayerNormalization"),
+    "MeanVarianceNormalization",
+)
+_SUMS = ("ReduceMean", "ReduceSum")
+
+#: Operators that OpenVINO takes a scale through.
+_PASSED = frozenset(
+    "Reshape Transpose Flatten Squeeze Unsqueeze Slice Gather Split Identity Concat Expand Pad Tile "  # noqa: SIM905
+    "MaxPool Relu Clip PRelu LeakyRelu AveragePool ReduceMax ReduceMean ReduceMin ReduceSum "
+    "DepthToSpace SpaceToDepth Mul Div".split()
+)
+_SCALED = frozenset({"MatMul", "Conv", "ConvTranspose", "Gemm", "DequantizeLinear"})
+_SEQUENCES = 3  # axes
+_LEAST_FLOAT = np.finfo(np.float32).min
+
+
+def keep_scales_before_norms(model: Any) -> None:
+    """Put such a maximum before every norm or sum that scales could reach. Changes an ``onnx_ir.Model``."""
+    rewrite(model, dict.fromkeys((*_NORMS, *_SUMS), _keep_scale))
+
+
+def _keep_scale(node: Any) -> None:
+    value, write = node.inputs[0], OnnxCalls(node)
+    if not _comes_from_integers(value):
+        return
+    # rule 2; an unknown number of axes may be three
+    if node.op_type in _NORMS or value.shape is None or len(value.shape) == _SEQUENCES:
+        kept = write.Max(value, write.constant(_LEAST_FLOAT))
+        kept.shape = value.shape
+        node.replace_input_with(0, kept)
+
+
+def _comes_from_integers(value: Any) -> bool:
+    """Whether ``value``, a float, is what comes from integers times a scale."""
+    if value is None or value.dtype is None or value.dtype.name != "FLOAT":
+        return False
+    pending, seen = [value], set()
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type in _SCALED:
+            return True
+        if node.op_type in _PASSED:
+            pending += [given for given in node.inputs if given is not None]
+    return False

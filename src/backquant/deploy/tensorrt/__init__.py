@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backquant.deploy.tensorrt.check import check_onnx
-from backquant.deploy.tensorrt.finding import Finding, Rule
 from backquant.deploy.tensorrt.rules import RULES
+from backquant.deploy.tensorrt.view import Finding, Rule
 
 __all__ = ["RULES", "Finding", "Rule", "check_onnx"]

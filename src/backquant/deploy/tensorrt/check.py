@@ -8,9 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from backquant.deploy.tensorrt.finding import Finding
 from backquant.deploy.tensorrt.rules import RULES
-from backquant.deploy.tensorrt.view import GraphView, graph_views
+from backquant.deploy.tensorrt.view import Finding, GraphView, graph_views
 from backquant.errors import ExportError, MissingExtraError, UsageError
 
 _ORDER = {"error": 0, "advice": 1}

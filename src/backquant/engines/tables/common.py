@@ -4,16 +4,22 @@ that only move integers, and tables of 256 results."""
 from __future__ import annotations
 
 from backquant.engines.tables.dynamic import dynamic_linear_rules
-from backquant.engines.tables.elementwise import binary_rules, clamp_rules
-from backquant.engines.tables.embedding import embedding_rules
-from backquant.engines.tables.matrix import matrix_rules
 from backquant.engines.tables.norm import norm_rules
-from backquant.engines.tables.passthrough import passthrough_rules
-from backquant.engines.tables.pointwise import pointwise_rules
-from backquant.engines.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
-from backquant.engines.tables.recurrent import recurrent_rules
-from backquant.engines.tables.resize import resize_rules
-from backquant.engines.tables.torch_kernels import TorchKernels
+from backquant.engines.tables.passthrough import embedding_rules, passthrough_rules, recurrent_rules
+from backquant.engines.tables.pointwise import (
+    binary_rules,
+    clamp_rules,
+    matrix_rules,
+    pointwise_rules,
+)
+from backquant.engines.tables.pooling import (
+    adaptive_rules,
+    average_rules,
+    max_rules,
+    mean_rules,
+    resize_rules,
+)
+from backquant.engines.tables.quantized_weighted import TorchKernels
 from backquant.lower.rule import LowerRule
 
 

@@ -17,17 +17,25 @@ import torch
 from torch.fx import Node
 from torch.nn import functional as F
 
-from backquant.dtypes import dtype_name
-from backquant.engines.tables.spellings import POST_OPS, RELUS, post_op_of
-from backquant.engines.tables.torch_kernels import TorchKernels
-from backquant.engines.tables.weights import functional_linear, module_weight
-from backquant.lower.dynamic import DynamicInput, dynamic_input
+from backquant.dtypes import block_of, dtype_name
+from backquant.engines.tables.arguments import POST_OPS, RELUS, bind, post_op_of, refuse_float_input
+from backquant.engines.tables.quantized_weighted import TorchKernels
+from backquant.engines.tables.weights import (
+    check_weight,
+    functional_linear,
+    functional_weight,
+    module_weight,
+)
+from backquant.graph.grouped import grouped_linear
+from backquant.lower.kernels.grouped import GroupedConfig, GroupedLinear
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
+from backquant.lower.kernels.lowbit import GroupedTable, LowbitLinear, LowbitLinearConfig
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.postop import NONE, PostOp
-from backquant.lower.rule import Emit, LowerRule, Site
+from backquant.lower.qdq import DynamicInput, dynamic_input
+from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
-from backquant.nn.quantized.reference import Linear
+from backquant.nn.quantized.reference import Embedding, Linear
 from backquant.reason_codes import ReasonCode
 
 # The least scale of the kernels is 2**-14 (quant_utils::ChooseQuantizationParams).
@@ -192,3 +200,142 @@ def _fix() -> str:
         "PlaceholderObserver.with_args(dtype=torch.quint8, quant_min=0, quant_max=255, "
         "is_dynamic=True)"
     )
+
+
+# Linear layers of groups of rows, statically quantized and quantized at each call.
+
+
+def grouped_rules(kernels: TorchKernels) -> list[LowerRule]:
+    """The rule of engines with oneDNN's linear kernel.
+
+    >>> [rule.name for rule in grouped_rules(TorchKernels("x86"))]
+    ['grouped linear']
+    """
+    return [LowerRule("grouped linear", ((grouped_linear,),), partial(_grouped, kernels))]
+
+
+def _grouped(kernels: TorchKernels, site: Site) -> Emit | Reason:
+    found = bind(site.node, ("input", "weight", "offsets"), {})
+    weight = found and functional_weight(site.graph_module, found["weight"], None)
+    if not found or not weight:
+        return site.refuse(
+            ReasonCode.COMPUTED_WEIGHT,
+            "a weight that is computed in the graph",
+            "a constant weight, quantized along axis 0",
+        )
+    source, offsets = found["input"], found["offsets"]
+    at_each_call = dynamic_input(source)
+    if at_each_call is not None:
+        refused = check_dynamic(kernels, site, at_each_call, weight, 0)
+        if refused is None and weight.weight.is_floating_point():
+            refused = site.refuse(
+                ReasonCode.NO_KERNEL, "a kernel for float16 weights", "int8 weights"
+            )
+        if refused:
+            return refused
+        config = GroupedConfig(
+            is_dynamic=True, quant_max=at_each_call.quant_max, eps=at_each_call.eps
+        )
+        return _emit(config, weight, at_each_call.source, offsets, None)
+    x = operand(source)
+    if x.qparams is None:
+        return refuse_float_input(site)
+    refused = check_weight(site, weight, x.qparams, 0)
+    if refused:
+        return refused
+    out: Any = (1.0, 0) if site.out is None else (*site.out.args, site.out.dtype)
+    return _emit(GroupedConfig(*x.qparams.args, *out), weight, x.node, offsets, site.out)
+
+
+def _emit(config: GroupedConfig, weight: Any, x: Node, offsets: Node, out: Any) -> Emit:
+    kernel = GroupedLinear(config, weight)
+    return Emit(kernel, (x, offsets), kernel.name, out)
+
+
+# Weights of 4 bits in groups and of 8 bits by row, with activations in bfloat16; and tables of such rows.
+
+_GROUPS = (32, 64, 128, 256)
+
+
+def lowbit_rules() -> list[LowerRule]:
+    """Rules for linear layers and embeddings.
+
+    >>> [rule.name for rule in lowbit_rules()][:2]
+    ['weight-only linear', 'weight-only functional linear']
+    """
+    return [
+        LowerRule("weight-only linear", ((Linear,),), _lowbit_module),
+        LowerRule("weight-only functional linear", ((F.linear,),), _lowbit_function),
+        LowerRule("weight-only embedding", ((Embedding,),), _embedding),
+    ]
+
+
+def _lowbit_module(site: Site) -> Emit | Reason | None:
+    if len(site.node.args) != 1 or site.node.kwargs:
+        return None
+    module: Any = site.module
+    return _lowbit_linear(site, site.node.args[0], module_weight(module), module.weight_axis)
+
+
+def _lowbit_function(site: Site) -> Emit | Reason | None:
+    found = functional_linear(site)
+    return None if found is None else _lowbit_linear(site, *found, 0)
+
+
+def _lowbit_linear(
+    site: Site, argument: Any, weight: WeightTensors, axis: int
+) -> Emit | Reason | None:
+    x = dynamic_input(argument)
+    if x is None or x.dtype != torch.bfloat16 or weight.weight.dtype != torch.int8:
+        return None
+    refused = _check(site, weight, axis)
+    if refused:
+        return refused
+    block = block_of(weight.weight.shape, weight.scale.shape)
+    group = 0 if block is None else block[1]
+    tensors = {"weight": weight.weight, "weight_scale": weight.scale, "bias": weight.bias}
+    kernel = LowbitLinear(LowbitLinearConfig(8 if block is None else 4, group), tensors)
+    source: Node = x.source
+    return Emit(kernel, (source,), kernel.name, None)
+
+
+def _check(site: Site, weight: WeightTensors, axis: int) -> Reason | None:
+    """Why torch's kernels cannot take this weight; ``None`` if they can."""
+    if bool((weight.zero_point != 0).any()):
+        asked = "an affine weight (zero points other than 0)"
+        return site.refuse(ReasonCode.WEIGHT_ZERO_POINT, asked, "a symmetric weight")
+    block = block_of(weight.weight.shape, weight.scale.shape)
+    if block is None:
+        by_row = weight.scale.dim() == 1 and axis == 0
+        asked = f"scales along axis {axis}" if weight.scale.dim() else "one scale"
+        if not by_row:
+            return site.refuse(ReasonCode.WEIGHT_AXIS, asked, "scales along axis 0")
+        return None
+    if block[0] != 1 or block[1] not in _GROUPS:
+        asked = f"blocks of {' × '.join(map(str, block))}"
+        return site.refuse(
+            ReasonCode.WEIGHT_GRANULARITY, asked, "groups of 32, 64, 128 or 256 of a row"
+        )
+    low, high = weight.weight.aminmax()
+    if int(low) < -8 or int(high) > 7:
+        return site.refuse(ReasonCode.QUANT_RANGE, f"weights [{int(low)}, {int(high)}]", "[-8, 7]")
+    return None
+
+
+def _embedding(site: Site) -> Emit | Reason | None:
+    module: Any = site.module
+    weight, scale = module.weight, module.weight_scale
+    if weight.dtype != torch.int8 or not scale.dim():
+        return None
+    if module.max_norm is not None:
+        return site.refuse(ReasonCode.MAX_NORM, f"max_norm={module.max_norm}", "max_norm=None")
+    block = block_of(weight.shape, scale.shape)
+    by_row = module.weight_axis == 0 if block is None else block[0] == 1
+    if not by_row or bool((module.weight_zero_point != 0).any()):
+        asked = f"{dtype_name(module.weight_dtype)}, scales {list(scale.shape)}"
+        return site.refuse(
+            ReasonCode.WEIGHT_GRANULARITY, asked, "a symmetric table, groups of a row"
+        )
+    grid = scale.reshape(len(weight), -1)
+    kernel = GroupedTable.of(weight, grid)
+    return Emit(kernel, site.node.args, kernel.name, None, site.node.kwargs)

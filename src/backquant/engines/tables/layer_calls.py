@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 
-from backquant.engines.tables.arguments import bind, is_computed, numbers, refuse_float_input
-from backquant.engines.tables.spellings import POST_OPS
+from backquant.engines.tables.arguments import (
+    POST_OPS,
+    bind,
+    is_computed,
+    numbers,
+    refuse_float_input,
+)
 from backquant.engines.tables.weights import functional_weight, module_weight
-from backquant.lower.dynamic import dynamic_input
 from backquant.lower.kernels.packed import WeightTensors
-from backquant.lower.qdq import is_channel_dequantize
+from backquant.lower.qdq import dynamic_input, is_channel_dequantize
 from backquant.lower.rule import Emit, LowerRule, Operand, Site, operand
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import (

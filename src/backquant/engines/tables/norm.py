@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from backquant.dtypes import QParams
 from backquant.engines.tables.arguments import (
     FAR_APART,
+    RELUS,
     bind,
     integer_pair,
     is_computed,
     refuse_far_apart,
 )
-from backquant.engines.tables.spellings import RELUS
 from backquant.engines.tables.weights import constant
 from backquant.lower.kernels.norm import BatchNorm, BatchNormConfig, Norm, NormConfig
 from backquant.lower.rule import Emit, LowerRule, Site

@@ -9,14 +9,13 @@ import torch
 from torch.fx import Node
 
 from backquant.dtypes import QParams
-from backquant.engines.tables.arguments import numbers, refuse_float_input
+from backquant.engines.tables.arguments import RELUS, numbers, post_op_of, refuse_float_input
 from backquant.engines.tables.layer_calls import (
     WeightedCall,
     conv_rules,
     explicit_padding,
     linear_rules,
 )
-from backquant.engines.tables.spellings import RELUS, post_op_of
 from backquant.engines.tables.weights import check_weight, module_weight
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd

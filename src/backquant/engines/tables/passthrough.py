@@ -10,12 +10,15 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Node
 from torch.nn import functional as F
 
+from backquant.dtypes import dtype_name
 from backquant.engines.tables.arguments import (
     Joined,
     bind,
@@ -23,9 +26,34 @@ from backquant.engines.tables.arguments import (
     joined,
     refuse_float_input,
 )
+from backquant.engines.tables.dynamic import check_dynamic, reduces_range
+from backquant.engines.tables.quantized_weighted import TorchKernels
+from backquant.lower.kernels.embedding import (
+    EmbeddingConfig,
+    QuantizedEmbedding,
+    QuantizedEmbeddingBag,
+    rowwise_table,
+)
 from backquant.lower.kernels.join import cat
+from backquant.lower.kernels.packed import WeightTensors
+from backquant.lower.kernels.recurrent import (
+    CellConfig,
+    QuantizedCell,
+    QuantizedRecurrent,
+    RecurrentConfig,
+)
+from backquant.lower.qdq import DynamicInput, dynamic_input
 from backquant.lower.rule import IDENTITY, Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
+from backquant.nn.quantized.reference import (
+    GRU,
+    LSTM,
+    Embedding,
+    EmbeddingBag,
+    GRUCell,
+    LSTMCell,
+    RNNCell,
+)
 from backquant.operators import all_operators, spellings
 from backquant.reason_codes import ReasonCode
 
@@ -33,6 +61,7 @@ _SPLITS: tuple[Any, ...] = spellings("chunk", "split", "unbind", "tensor_split")
 _CATS: tuple[Any, ...] = spellings("cat")
 _STACKS: tuple[Any, ...] = spellings("stack")
 _NOTHING: tuple[Any, ...] = spellings("identity")
+
 # Whatever else moves the values of its first argument. (Pooling has kernels of its own.)
 _OWN_RULES = (*_SPLITS, *_CATS, *_STACKS, *_NOTHING)
 _MOVING = [o for o in all_operators() if o.moves_values and o.family == "shape" and o.calls]
@@ -183,3 +212,195 @@ def _attribute(site: Site) -> Emit | Reason:
     if site.node.args[1] not in _ATTRIBUTES:
         return site.refuse(ReasonCode.ATTRIBUTE, f".{site.node.args[1]}", f"one of {_ATTRIBUTES}")
     return _size(site)
+
+
+# Embeddings with integer tables of 8 or 4 bits: torch's row-wise kernels, the same on every engine.
+
+
+def embedding_rules() -> list[LowerRule]:
+    """Rules for single rows and for bags.
+
+    >>> [rule.name for rule in embedding_rules()]
+    ['embedding', 'embedding bag']
+    """
+    return [
+        LowerRule("embedding", ((Embedding,),), _embedding),
+        LowerRule("embedding bag", ((EmbeddingBag,),), _bag),
+    ]
+
+
+def _embedding(site: Site) -> Emit | Reason:
+    module: Any = site.module
+    refused = _check(site, module)
+    if refused:
+        return refused
+    kernel = QuantizedEmbedding(
+        EmbeddingConfig(_bits(module), module.embedding_dim), _table(module)
+    )
+    return _emit(site, kernel)
+
+
+def _bag(site: Site) -> Emit | Reason:
+    module: Any = site.module
+    refused = _check(site, module) or _check_bag(site, module)
+    if refused:
+        return refused
+    config = EmbeddingConfig(
+        _bits(module), module.embedding_dim, module.mode, bool(module.include_last_offset)
+    )
+    return _emit(site, QuantizedEmbeddingBag(config, _table(module)))
+
+
+def _emit(site: Site, kernel: QuantizedEmbedding | QuantizedEmbeddingBag) -> Emit:
+    return Emit(kernel, site.node.args, kernel.name, None, site.node.kwargs)
+
+
+def _check(site: Site, module: Any) -> Reason | None:
+    if module.weight.dtype != torch.uint8:
+        asked = dtype_name(module.weight_dtype)
+        return site.refuse(ReasonCode.WEIGHT_DTYPE, asked, "quint8 or quint4x2", fix=_fix())
+    if module.weight_scale.dim() > 1:
+        asked, admitted = "scales of groups or blocks", "one scale per row (axis 0)"
+        return site.refuse(ReasonCode.WEIGHT_GRANULARITY, asked, admitted, fix=_fix())
+    if module.weight_scale.numel() > 1 and module.weight_axis != 0:
+        asked = f"scales along axis {module.weight_axis}"
+        return site.refuse(ReasonCode.WEIGHT_AXIS, asked, "one scale per row (axis 0)", fix=_fix())
+    if module.max_norm is not None:
+        return site.refuse(ReasonCode.MAX_NORM, f"max_norm={module.max_norm}", "max_norm=None")
+    return _check_half_scale(site, module) if _bits(module) == 4 else None
+
+
+def _check_half_scale(site: Site, module: Any) -> Reason | None:
+    """With 4 bits, scale and bias of a row are stored in float16."""
+    scale, zero_point = module.weight_scale, module.weight_zero_point
+    half, bias = scale.half(), (scale * zero_point).half()
+    if bool((half > 0).all() and half.isfinite().all() and bias.isfinite().all()):
+        return None
+    asked = f"scales from {scale.min().item():g} to {scale.max().item():g}"
+    return site.refuse(ReasonCode.SCALE, asked, "scales that float16 can hold", fix="8 bits")
+
+
+def _check_bag(site: Site, module: Any) -> Reason | None:
+    if module.mode == "max":
+        return site.refuse(ReasonCode.MODE, "mode='max'", "mode='sum' or 'mean'")
+    if module.padding_idx is not None:
+        return site.refuse(
+            ReasonCode.PADDING_IDX, f"padding_idx={module.padding_idx}", "padding_idx=None"
+        )
+    return None
+
+
+def _bits(module: Any) -> int:
+    return 4 if module.weight_dtype == torch.quint4x2 else 8
+
+
+def _table(module: Any) -> torch.Tensor:
+    rows = module.weight.shape[0]
+    scale, zero_point = module.weight_scale, module.weight_zero_point
+    return rowwise_table(module.weight, scale.expand(rows), zero_point.expand(rows), _bits(module))
+
+
+def _fix() -> str:
+    return "qconfig_mapping.set_object_type(torch.nn.Embedding, float_qparams_weight_only_qconfig)"
+
+
+# LSTM and GRU layers and recurrent cells that are quantized at each call.
+
+_LAYERS: dict[Any, str] = {LSTM: "lstm", GRU: "gru"}
+_PARTS = ("", "_scale", "_zero_point")
+_CELLS: dict[Any, str] = {LSTMCell: "lstm", GRUCell: "gru", RNNCell: "rnn"}
+
+
+def recurrent_rules(kernels: TorchKernels) -> list[LowerRule]:
+    """Rules for layers and cells.
+
+    >>> [rule.name for rule in recurrent_rules(TorchKernels("fbgemm"))]
+    ['recurrent layer', 'recurrent cell']
+    """
+    return [
+        LowerRule("recurrent layer", (tuple(_LAYERS),), partial(_layer, kernels)),
+        LowerRule("recurrent cell", (tuple(_CELLS),), partial(_cell, kernels)),
+    ]
+
+
+def _layer(kernels: TorchKernels, site: Site) -> Emit | Reason:
+    module: Any = site.module
+    refused = _check_layer(site, module)
+    x = dynamic_input(site.node.args[0]) if site.node.args else None
+    refused = refused or _check_weights(kernels, site, x, module)
+    if refused:
+        return refused
+    config = RecurrentConfig(
+        _LAYERS[type(module)],
+        kernels.engine,
+        _weight_dtype(module),
+        module.hidden_size,
+        module.num_layers,
+        module.batch_first,
+        module.bidirectional,
+        reduces_range(x, kernels.reduces_modules),
+    )
+    return _emit_recurrent(site, QuantizedRecurrent(config, _tensors(module)), x)
+
+
+def _cell(kernels: TorchKernels, site: Site) -> Emit | Reason:
+    module: Any = site.module
+    x = dynamic_input(site.node.args[0]) if site.node.args else None
+    refused = _check_weights(kernels, site, x, module)
+    if refused:
+        return refused
+    kind = _CELLS[type(module)]
+    if kind == "rnn":
+        kind = f"rnn_{module.nonlinearity}"
+    config = CellConfig(kind, kernels.engine, _weight_dtype(module), module.hidden_size)
+    return _emit_recurrent(site, QuantizedCell(config, _tensors(module)), x)
+
+
+def _emit_recurrent(
+    site: Site, kernel: QuantizedRecurrent | QuantizedCell, x: DynamicInput | None
+) -> Emit:
+    args = site.node.args if x is None else (x.source, *site.node.args[1:])
+    return Emit(kernel, args, kernel.name, None, site.node.kwargs, each_item=True)
+
+
+def _check_layer(site: Site, module: Any) -> Reason | None:
+    if module.proj_size:
+        return site.refuse(ReasonCode.PROJ_SIZE, f"proj_size={module.proj_size}", "no projection")
+    if module.training and module.dropout:
+        return site.refuse(
+            ReasonCode.TRAINING, "dropout in training mode", "evaluation mode: model.eval()"
+        )
+    return None
+
+
+def _check_weights(
+    kernels: TorchKernels, site: Site, x: DynamicInput | None, module: Any
+) -> Reason | None:
+    dtypes = {getattr(module, name).dtype for name in module.weight_names}
+    if len(dtypes) > 1:
+        asked = ", ".join(sorted(dtype_name(dtype) for dtype in dtypes))
+        return site.refuse(ReasonCode.DTYPES, f"weights {asked}", "one dtype for all weights")
+    for name in module.weight_names:
+        integers, scale, zero_point = (getattr(module, name + part) for part in _PARTS)
+        weight = WeightTensors(integers, scale, zero_point, None)
+        refused = check_dynamic(kernels, site, x, weight, getattr(module, f"{name}_axis"))
+        if refused:
+            return refused
+    return None
+
+
+def _weight_dtype(module: Any) -> torch.dtype:
+    weight: torch.Tensor = getattr(module, module.weight_names[0])
+    return weight.dtype
+
+
+def _tensors(module: Any) -> dict[str, torch.Tensor | None]:
+    """Weights with their qparams, and biases, by the float module's names."""
+    found: dict[str, torch.Tensor | None] = {}
+    for name in module.weight_names:
+        found[name] = getattr(module, name)
+        for part in _PARTS[1:]:
+            found[name + part] = getattr(module, name + part).reshape(-1)
+        bias = name.replace("weight", "bias", 1)
+        found[bias] = getattr(module, bias, None)
+    return found

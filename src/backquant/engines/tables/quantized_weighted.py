@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
+from backquant.engines.tables.arguments import RELUS
 from backquant.engines.tables.layer_calls import (
     Geometry,
     WeightedCall,
@@ -11,13 +13,37 @@ from backquant.engines.tables.layer_calls import (
     conv_transpose_rules,
     linear_rules,
 )
-from backquant.engines.tables.spellings import RELUS
-from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.engines.tables.weights import check_weight, largest_factors
 from backquant.lower.kernels.quantized import QuantizedConfig, QuantizedWeighted
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
+
+# What differs between torch's quantized engines, for the tables that call their kernels.
+
+
+@dataclass(frozen=True)
+class TorchKernels:
+    """The kernels of one of torch's quantized engines (``torch.backends.quantized.supported_engines``).
+
+    ``engine``: the one that weights are packed for. ``transposed``: the one whose transposed convolutions are
+    called. What is quantized at each call:
+
+    1. ``reduces_modules``, ``reduces_functions``: the kernels of modules (linear and recurrent layers) and
+       that of ``F.linear`` quantize inputs to 7 bits, whatever range was asked for.
+    2. ``has_7_bits``: 7 bits can be asked for.
+    3. ``affine_weights``: zero points of weights may differ from 0.
+
+    >>> TorchKernels("fbgemm").transposed
+    'fbgemm'
+    """
+
+    engine: str
+    transposed: str = "fbgemm"
+    reduces_modules: bool = True
+    reduces_functions: bool = True
+    has_7_bits: bool = True
+    affine_weights: bool = True
 
 
 def quantized_weighted_rules(kernels: TorchKernels) -> list[LowerRule]:

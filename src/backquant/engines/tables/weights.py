@@ -9,9 +9,14 @@ from torch.fx import GraphModule, Node
 
 from backquant.dtypes import QParams
 from backquant.engines.tables.arguments import bind
-from backquant.lower.dynamic import narrow_constant, widened_constant
 from backquant.lower.kernels.packed import WeightTensors
-from backquant.lower.qdq import is_block_dequantize, is_channel_dequantize, is_dequantize
+from backquant.lower.qdq import (
+    is_block_dequantize,
+    is_channel_dequantize,
+    is_dequantize,
+    narrow_constant,
+    widened_constant,
+)
 from backquant.lower.rule import Site
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import ReferenceModule

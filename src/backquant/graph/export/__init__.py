@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from backquant.graph.export.capture import ExportOptions, capture_export
-from backquant.graph.export.exported import ExportedModel, load_exported
+from backquant.graph.export.capture import (
+    ExportedModel,
+    ExportOptions,
+    capture_export,
+    load_exported,
+)
 from backquant.graph.export.lift import Call, Speller
 from backquant.graph.structure import (
     Argument,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,26 +13,24 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
 
-from backquant.errors import CaptureError
+from backquant.errors import CaptureError, UsageError, first_line
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.capture import Captured, preserve
 from backquant.graph.clone import shallow_copy
 from backquant.graph.edit import get_module, set_module
 from backquant.graph.example import as_arguments, check_inputs
-from backquant.graph.export.dims import check_dims
-from backquant.graph.export.exported import ExportedModel
-from backquant.graph.export.leaves import find_leaves
-from backquant.graph.export.lift import Lifting, Speller
+from backquant.graph.export.lift import Lifting, Speller, find_leaves
 from backquant.graph.export.opaque import known_calls
 from backquant.graph.export.program import (
     Exported,
     NotExportedError,
+    check_dims,
     explained,
     export_model,
     quietly,
 )
-from backquant.graph.export.scopes import Place
 from backquant.graph.export.signature import (
     Signature,
     bound,
@@ -40,10 +39,88 @@ from backquant.graph.export.signature import (
     program_signature,
     signature_of,
 )
-from backquant.graph.export.tidy import NotFunctionalError, copied, refuse_active_dropout, tidy
+from backquant.graph.export.tidy import (
+    NotFunctionalError,
+    Place,
+    copied,
+    refuse_active_dropout,
+    tidy,
+)
 from backquant.graph.fixed_data import Data, fixed_data
 from backquant.graph.objects import known_to_export, object_classes
+from backquant.graph.silence import without_warnings
 from backquant.graph.structure import set_interface
+
+# An exported program as a model: called like it, with its tensors at their names.
+
+
+class ExportedModel(nn.Module):
+    """What ``torch.export`` made of a model; ``program`` is left as it is.
+
+    >>> program = torch.export.export(nn.Linear(2, 3).eval(), (torch.zeros(1, 2),))
+    >>> model = ExportedModel(program)
+    >>> model(torch.zeros(1, 2)).shape, [name for name, _ in model.named_parameters()]
+    (torch.Size([1, 3]), ['weight', 'bias'])
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        self.program = program
+        self.__dict__["forward"] = _Forward(program)
+        parameters = set(program.graph_signature.parameters)
+        for name, tensor in {**program.state_dict, **program.constants}.items():
+            if isinstance(tensor, torch.Tensor):
+                self._put(name, tensor, name in parameters)
+
+    def _put(self, path: str, tensor: torch.Tensor, is_parameter: bool) -> None:
+        owner_path, _, name = path.rpartition(".")
+        try:
+            owner = self.get_submodule(owner_path)
+        except AttributeError:
+            owner = nn.Module()
+            set_module(self, owner_path, owner)
+        if not is_parameter:
+            owner.register_buffer(name, tensor)
+        elif isinstance(tensor, nn.Parameter):
+            owner.register_parameter(name, tensor)
+        else:
+            owner.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+
+class _Forward:
+    """Runs a program; its signature is that of the program."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.__signature__ = program_signature(program)
+        self._module: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._module is None:
+            self._module = self.program.module(check_guards=False)
+        return self._module(*args, **kwargs)
+
+
+def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
+    """The program in a ``.pt2`` file that ``torch.export.save`` wrote.
+
+    Raises ``UsageError`` when there is no such file, ``CaptureError`` for one that holds no program (an
+    AOTInductor package holds machine code).
+    """
+    try:
+        # PyTorch 2.12 warns that the memory that it reads is not writable; nothing writes to it here
+        with without_warnings(UserWarning):
+            program = torch.export.load(os.fspath(path))
+    except FileNotFoundError:
+        raise UsageError("there is no such file", where=str(path), fix="check the path") from None
+    except Exception as error:
+        reason = first_line(error)
+        raise CaptureError(
+            f"the file holds no exported program: {reason}",
+            where=str(path),
+            fix="torch.export.save(torch.export.export(model.eval(), example_inputs), path)",
+        ) from error
+    return ExportedModel(program)
 
 
 @dataclass(frozen=True)
@@ -291,3 +368,75 @@ class _ModuleFinder:
             set_module(self._root, place.path, module.eval())
             self._built[place.path] = module
         return module
+
+
+# Calls inside of an export that leave out what a call of the model leaves out.
+#
+# Models ask whether they are exported, and make a mask then that a call does without. Where the layers that
+# get it do not take it (the mask has other sizes than they ask for), the export fails, or gives a graph that
+# does: such a model works without the mask only, and is exported without it.
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class _Calls:
+    """The arguments of the calls of one run that were ``None``, by module, in order."""
+
+    def __init__(self) -> None:
+        self._none: dict[nn.Module, list[Arguments]] = {}
+        self._next: dict[nn.Module, int] = {}
+
+    def begin(self, *_: Any) -> None:
+        self._next.clear()
+
+    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = tuple(arg is None for arg in args), {k: v is None for k, v in kwargs.items()}
+        self._none.setdefault(module, []).append(given)
+
+    def restore(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments:
+        """``args`` and ``kwargs`` with ``None`` where the same call of the run had it."""
+        place = self._next[module] = self._next.get(module, -1) + 1
+        seen = self._none.get(module, [])
+        if place >= len(seen):
+            return args, kwargs
+        by_place, by_name = seen[place]
+        left_out = (*by_place, *(False for _ in args[len(by_place) :]))
+        kept = tuple(None if none else arg for arg, none in zip(args, left_out, strict=False))
+        return kept, {k: None if by_name.get(k) else v for k, v in kwargs.items()}
+
+
+@contextmanager
+def as_called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Within the block, submodules of ``model`` get ``None`` where a call with these arguments gives it them.
+
+    ``model`` is run once. It must be a copy that nobody else uses.
+
+    >>> class Masking(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.inner, self.exported = Adding(), False
+    ...     def forward(self, x):
+    ...         return self.inner(x, torch.ones(7) if self.exported else None)
+    >>> class Adding(nn.Module):
+    ...     def forward(self, x, mask):
+    ...         return x if mask is None else x + mask
+    >>> model = Masking()
+    >>> with as_called(model, (torch.zeros(2),), {}):
+    ...     model.exported = True
+    ...     model(torch.zeros(2))
+    tensor([0., 0.])
+    """
+    calls, modules = _Calls(), [module for path, module in model.named_modules() if path]
+    copied = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
+    with ExitStack() as hooks, torch.no_grad():
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(calls.note, with_kwargs=True).remove)
+        model(*copied[0], **copied[1])
+    with ExitStack() as hooks:
+        hooks.callback(model.register_forward_pre_hook(calls.begin).remove)
+        for module in modules:
+            handle = module.register_forward_pre_hook(calls.restore, with_kwargs=True)
+            hooks.callback(handle.remove)
+        yield

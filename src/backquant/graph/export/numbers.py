@@ -13,7 +13,9 @@ free where the size is free.
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +25,16 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["NotANumberError", "Number", "keeps_numbers", "kept_as_numbers"]
+from backquant.graph.interception import is_users
+
+__all__ = [
+    "NotANumberError",
+    "Number",
+    "keeps_numbers",
+    "kept_as_numbers",
+    "plain_comparisons",
+    "wants_plain_truth",
+]
 
 
 class NotANumberError(AttributeError, TypeError):
@@ -290,7 +301,6 @@ def _watch(name: str, number: Number) -> Callable[..., None]:
 # ``batch = len(x)``. While a model is exported, ``len`` gives the first size of a tensor in the files that
 # define its classes. Not all that takes an integer takes such a size (text, keys of a dict, numpy): where an
 # export fails that has asked for one, it is tried once more with Python's.
-
 _TORCH = ("torch", "builtins")
 
 
@@ -332,3 +342,58 @@ def _length_into(asked: list[Any]) -> Callable[[Any], Any]:
         return size
 
     return length
+
+
+# Comparisons of sizes as plain truths, for functions that take nothing else.
+
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+
+
+def wants_plain_truth(error: BaseException) -> bool:
+    """Whether an export failed since a function took the comparison of a size for no ``bool``.
+
+    >>> wants_plain_truth(TypeError("f(): argument 'is_causal' must be bool, not SymBool"))
+    True
+    """
+    return isinstance(error, TypeError) and "must be bool, not SymBool" in str(error)
+
+
+@contextmanager
+def plain_comparisons() -> Iterator[None]:
+    """In this thread, comparisons of dynamic sizes in code that is not PyTorch's give ``True`` or ``False``.
+
+    In an export ``x.shape[1] > 1`` is a ``SymBool``, which ``F.scaled_dot_product_attention(is_causal=...)``
+    refuses. What it was for the example inputs then holds for all: the program asks for such sizes, as after
+    an ``if``. Comparisons that the values of tensors decide stay as they are.
+
+    >>> with plain_comparisons():
+    ...     torch.zeros(3).shape[0] > 1
+    True
+    """
+    thread = threading.get_ident()
+    originals = {name: getattr(torch.SymInt, name) for name in _COMPARISONS}
+    try:
+        for name, original in originals.items():
+            setattr(torch.SymInt, name, _plain_comparison(original, thread))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch.SymInt, name, original)
+
+
+def _plain_comparison(
+    original: Callable[[Any, Any], Any], thread: int
+) -> Callable[[Any, Any], Any]:
+    # imported here: it loads the compiler, which loading a model does not need
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+    @functools.wraps(original)
+    def compared(one: Any, other: Any) -> Any:
+        found = original(one, other)
+        if not isinstance(found, torch.SymBool) or threading.get_ident() != thread:
+            return found
+        if not is_users(sys._getframe(1).f_code.co_filename) or has_free_unbacked_symbols(found):
+            return found
+        return bool(found)
+
+    return compared

@@ -14,17 +14,75 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from backquant.graph.export.functional import functional
 from backquant.graph.export.program import NotExportedError
-from backquant.graph.export.scopes import place_of
+
+# Which operator gives as a new value what another one writes into its first argument.
 
 _aten = torch.ops.aten
+
+
+@cache
+def functional(overload: OpOverload) -> OpOverload | None:
+    """``aten.add.Tensor`` for ``aten.add_.Tensor``: of the same arguments, whatever the name (of
+    ``aten.pow_.Scalar`` it is ``aten.pow.Tensor_Scalar``; ``aten.pow.Scalar`` raises a number to a tensor).
+
+    >>> functional(_aten.floor_divide_.Tensor), functional(_aten.rrelu_with_noise_.default)
+    (<OpOverload(op='aten.floor_divide', overload='default')>, None)
+    """
+    name = overload._schema.name.split("::")[1]
+    packet = getattr(_aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    found = [] if packet is None else [getattr(packet, one) for one in packet.overloads()]
+    wanted = _arguments(overload)
+    return next(
+        (one for one in found if not one._schema.is_mutable and _arguments(one) == wanted), None
+    )
+
+
+def _arguments(overload: OpOverload) -> list[tuple[str, str, bool]]:
+    return [(a.name, str(a.type), a.kwarg_only) for a in overload._schema.arguments]
+
+
+# Where in the module tree a node of an exported graph comes from: ``nn_module_stack`` read.
+
+
+@dataclass(frozen=True)
+class Place:
+    """``call`` tells calls of one module apart; ``cls`` is the class by its import path."""
+
+    call: str
+    path: str
+    cls: str
+
+
+_ROOT = Place("", "", "")
+
+
+def place_of(node: fx.Node) -> Place:
+    """The innermost module whose ``forward`` made ``node``; the model itself where none is noted."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return _ROOT
+    call, entry = list(stack.items())[-1]
+    path, cls = entry[0], entry[1]
+    if str(call).startswith("_empty_nn_module_stack"):
+        return _ROOT
+    name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"
+    return Place(str(call), _clean(path), name)
+
+
+def _clean(path: str) -> str:
+    """``layers.0`` for ``layers.0`` and for ``L['self'].layers[0]``, as older exports have it."""
+    for prefix in ("L['self']", "L__self__"):
+        path = path.removeprefix(prefix)
+    return path.replace("[", ".").replace("]", "").replace("'", "").strip(".")
 
 
 class NotFunctionalError(Exception):
@@ -81,8 +139,6 @@ def _trains(node: fx.Node) -> bool:
 
 
 # -- blocks ----------------------------------------------------------------------------------------
-
-
 def _inline_blocks(graph: fx.Graph, owner: torch.nn.Module) -> bool:
     found = False
     for node in list(graph.nodes):
@@ -128,7 +184,6 @@ def _inline(graph: fx.Graph, call: fx.Node, block: fx.GraphModule, args: tuple[A
 
 
 # -- assertions, and nodes whose value is another node's ----------------------------------------------
-
 _CHECKS = frozenset(
     {
         "aten::_assert_async",
@@ -206,8 +261,6 @@ def refuse_active_dropout(graph: fx.Graph) -> None:
 _DROPOUTS = frozenset(
     {_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default}
 )
-
-
 _ITSELF: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     _aten.alias.default: _first,
     _aten.detach.default: _first,
@@ -256,8 +309,6 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 # -- in place ----------------------------------------------------------------------------------------
-
-
 def _resolve_in_place(graph: fx.Graph) -> None:
     aliases = _Aliases(graph)
     for node in list(graph.nodes):

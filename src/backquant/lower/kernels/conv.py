@@ -36,8 +36,7 @@ from backquant.lower.kernels.zero_point import (
     rounds_within,
 )
 from backquant.lower.qdq import quantized_value
-from backquant.native.epilogue import Result
-from backquant.native.plan import Shape
+from backquant.native.plan import Result, Shape
 
 # takes floats, quantizes them, multiplies, and returns floats
 _by_fbgemm = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default

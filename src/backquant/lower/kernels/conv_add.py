@@ -21,8 +21,7 @@ from backquant.lower.kernels.zero_point import (
     plan_padding,
     rounds_within,
 )
-from backquant.native.epilogue import Result
-from backquant.native.plan import Shape
+from backquant.native.plan import Result, Shape
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from backquant.lower.kernels.repacked import pack_linear
 from backquant.lower.kernels.self_check import folds_zero_exactly
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import fold_zero_point, rounds_within
-from backquant.native.epilogue import Result
-from backquant.native.plan import Shape
+from backquant.native.plan import Result, Shape
 
 # Operators of torch by post-op: on quantized tensors, and from floats to floats (by fbgemm).
 _INTEGER = {"none": "linear", "relu": "linear_relu"}

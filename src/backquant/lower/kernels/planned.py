@@ -16,9 +16,8 @@ import torch
 from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.kernels.prepared import is_plain
 from backquant.lower.kernels.zero_point import fold_zero_point
-from backquant.native.epilogue import Result, has_tiles
 from backquant.native.library import is_here, layout
-from backquant.native.plan import Shape, is_known, plan
+from backquant.native.plan import Result, Shape, has_tiles, is_known, plan
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from backquant.observe import (
     default_fixed_qparams_range_0to1_observer,
     default_fixed_qparams_range_neg1to1_observer,
 )
-from backquant.observe.qparams import qparam_dict
+from backquant.observe.protocol import qparam_dict
 
 _Module = TypeVar("_Module", bound="_Composed")
 _TOKENS = (torch.quint8, torch.qint8, torch.qint32)

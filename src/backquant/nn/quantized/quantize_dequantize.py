@@ -13,9 +13,8 @@ from backquant.dtypes import (
     quantize_tensor,
     storage_dtype,
 )
-from backquant.graph.requantize import register_quantized_decomposed
-from backquant.observe.protocol import is_placeholder
-from backquant.observe.qparams import qparam_dict
+from backquant.graph.dialect_ops import register_quantized_decomposed
+from backquant.observe.protocol import is_placeholder, qparam_dict
 
 
 class QuantizeDequantize(nn.Module):

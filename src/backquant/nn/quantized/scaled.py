@@ -21,7 +21,7 @@ from backquant.errors import ConfigError, LeftOutError, UsageError
 from backquant.graph.interception import stand_ins
 from backquant.nn.quantized import reference
 from backquant.nn.quantized.reference.module import bare
-from backquant.observe.qparams import qparam_dict
+from backquant.observe.protocol import qparam_dict
 
 # A count of changes, so that whoever asks whether modules are as they were compares one number.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.boundary import quantize
-from backquant.native.epilogue import has_kernels
+from backquant.native.plan import has_kernels
 from backquant.runtime.compiled.inductor import V, ir
 
 _LIBRARY = torch.library.Library("backquant", "FRAGMENT")

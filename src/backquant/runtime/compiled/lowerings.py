@@ -16,7 +16,6 @@ from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding, rounds_within
 from backquant.native import SOURCES
-from backquant.native.epilogue import Result, epilogue, has_kernels, has_tiles
 from backquant.native.packing import (
     TAPS,
     Blocks,
@@ -32,6 +31,7 @@ from backquant.native.packing import (
     spans,
     tap_step,
 )
+from backquant.native.plan import Result, epilogue, has_kernels, has_tiles
 from backquant.operators import overload
 from backquant.runtime.compiled import images
 from backquant.runtime.compiled.images import CHANNELS_LAST, hint, is_known, laid_out, value_of

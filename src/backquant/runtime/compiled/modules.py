@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from backquant.errors import EngineError
 from backquant.graph import copied_graph, get_module, set_module
-from backquant.graph.requantize import register_quantized_decomposed
+from backquant.graph.dialect_ops import register_quantized_decomposed
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.conv import OnednnConv

@@ -26,8 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from backquant.errors import EngineError, UsageError
 from backquant.files import workspace
 from backquant.graph.example import with_distinct_tensors
-from backquant.graph.export.dims import as_dims
-from backquant.graph.export.program import failure_of
+from backquant.graph.export.program import as_dims, failure_of
 from backquant.graph.plain_arguments import (
     arguments_of,
     by_position,
@@ -35,9 +34,9 @@ from backquant.graph.plain_arguments import (
     plain_shapes,
     with_plain_arguments,
 )
-from backquant.graph.quiet import quiet
-from backquant.native.epilogue import has_kernels
-from backquant.operators.windows import cut_windows
+from backquant.graph.silence import quiet
+from backquant.native.plan import has_kernels
+from backquant.operators.aten import cut_windows
 from backquant.runtime.compiled.as_run import AsItRuns, calls_as_they_run
 from backquant.runtime.compiled.attention import attention, join_attention
 from backquant.runtime.compiled.inductor import ir, register_lowering

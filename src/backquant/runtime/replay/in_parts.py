@@ -92,7 +92,7 @@ def check_alike(
     >>> check(lambda x: torch.relu(x.view(x.size(0), 3, 1)) * 2)
     >>> check(lambda x: torch.relu(x) * len(x))
     Traceback (most recent call last):
-    backquant.operators.samples.rules.Mixed: aten::mul is called with 4 for all samples, with 2 for a part
+    backquant.operators.samples.Mixed: aten::mul is called with 4 for all samples, with 2 for a part
     """
     one, other = _Values(whole), _Values(part)
     for first, second in zip(one.steps, other.steps, strict=False):
@@ -471,10 +471,10 @@ def samples_apart(recording: Recording, samples: Mapping[str, int], count: int) 
     [Result(size=(4, 3), stride=(3, 1), dtype=torch.float32, samples=0)]
     >>> apart(lambda x: torch.relu(x).flip(0))
     Traceback (most recent call last):
-    backquant.operators.samples.rules.Mixed: aten::flip over samples
+    backquant.operators.samples.Mixed: aten::flip over samples
     >>> apart(lambda x: x.relu_() + 1)
     Traceback (most recent call last):
-    backquant.operators.samples.rules.Mixed: aten::relu_ writes into what the model is given, or holds
+    backquant.operators.samples.Mixed: aten::relu_ writes into what the model is given, or holds
     """
     found = _Samples(recording, samples, count)
     for call in recording.calls:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from backquant.graph.dispatch_mode import DispatchMode
+from backquant.graph.interception import DispatchMode
 from backquant.graph.objects import attributes, is_object
 from backquant.lower.kernels.configured import KernelModule
 

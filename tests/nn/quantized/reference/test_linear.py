@@ -10,7 +10,7 @@ import torch.ao.nn.quantized.reference as oracle
 from tests.nn.quantized.reference.rounding import same_integers
 from torch import nn
 
-from backquant.graph.requantize import register_quantized_decomposed
+from backquant.graph.dialect_ops import register_quantized_decomposed
 from backquant.nn.quantized import reference
 
 KINDS = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.graph.requantize import register_quantized_decomposed
+from backquant.graph.dialect_ops import register_quantized_decomposed
 from backquant.nn.quantized.reference import LSTM
 from backquant.nn.quantized.reference.stepped import lstm_step_by_step
 

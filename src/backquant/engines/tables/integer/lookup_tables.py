@@ -10,12 +10,13 @@ from torch import nn
 from torch.fx import Node
 
 from backquant.dtypes import QParams, interpolated_table
-from backquant.engines.tables.arguments import Joined, bind, joined, refuse_float_input
-from backquant.engines.tables.integer.result import (
-    NO_RESULT,
-    emit,
-    refuse_float_result,
-    result_fields,
+from backquant.engines.tables.arguments import (
+    RELUS,
+    Joined,
+    bind,
+    first_operand,
+    joined,
+    refuse_float_input,
 )
 from backquant.engines.tables.pointwise import (
     POINTWISE,
@@ -24,7 +25,6 @@ from backquant.engines.tables.pointwise import (
     real_function,
     reference_function,
 )
-from backquant.engines.tables.spellings import RELUS
 from backquant.engines.tables.weights import functional_weight
 from backquant.lower.kernels.integer.elementwise import (
     BinaryConfig,
@@ -34,11 +34,53 @@ from backquant.lower.kernels.integer.elementwise import (
     headroom_of,
 )
 from backquant.lower.kernels.integer.lookup_tables import IntegerTable, TableConfig, every_integer
+from backquant.lower.kernels.integer.result import IntegerKernel
 from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
 from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
+
+# What every rule of the integer reference reads of a site: qparams, and the described arithmetic.
+
+
+#: for kernels whose sums come out as floats
+NO_RESULT = QParams(1.0, 0, -1, 0, torch.int8)
+
+
+def result_fields(site: Site, out: QParams) -> dict[str, Any]:
+    """The fields of a ``Result`` with the qparams ``out``."""
+    requantization, rounding = site.arithmetic
+    return {
+        "out_scale": out.scale,
+        "out_zero_point": out.zero_point,
+        "quant_min": out.quant_min,
+        "quant_max": out.quant_max,
+        "integer_dtype": out.dtype,
+        "requantization": requantization,
+        "rounding": rounding,
+    }
+
+
+def one_operand(site: Site) -> tuple[Node, QParams, QParams] | Reason:
+    """The integers that the site reads first, their qparams, and those of the result."""
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    if site.out is None:
+        return refuse_float_result(site)
+    return x.node, x.qparams, site.out
+
+
+def refuse_float_result(site: Site) -> Reason:
+    """The reason for an operator whose result is not quantized."""
+    return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
+
+
+def emit(site: Site, kernel: IntegerKernel, *nodes: Any) -> Emit:
+    """A kernel that gives integers of the site's qparams."""
+    return Emit(kernel, nodes, kernel.name, site.out, in_range=True)
+
 
 _PRODUCTS = ("mul", "matmul")
 _BINARY = ("add", "sub", "mul", "matmul", "maximum", "minimum")

@@ -7,16 +7,22 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.fx import Node
+from torch.nn import functional as F
 
 from backquant.engines.tables.arguments import first_operand, refuse_float_input
-from backquant.engines.tables.integer.result import emit, one_operand, result_fields
-from backquant.engines.tables.matrix import softmax_dim
+from backquant.engines.tables.integer.lookup_tables import emit, one_operand, result_fields
 from backquant.engines.tables.norm import NormCall, norm_rules_of
+from backquant.engines.tables.pointwise import softmax_dim
 from backquant.engines.tables.pooling import (
+    PADS,
+    RESIZES,
     adaptive_sizes,
     average_window,
     max_window,
     mean_dims,
+    pad_arguments,
+    resize_arguments,
 )
 from backquant.lower.kernels.integer.normalized import (
     LARGEST_EPS,
@@ -35,9 +41,11 @@ from backquant.lower.kernels.integer.pooling import (
     IntegerMaxPool,
     MaxPoolConfig,
 )
+from backquant.lower.kernels.integer.resize import BilinearConfig, IntegerBilinear, nearest, padded
 from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.nn.quantized.reference import Embedding, EmbeddingBag
 from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
 
@@ -222,3 +230,79 @@ def _integers(
             "a bias of the magnitude of the normalised values",
         )
     return scale, gamma.to(torch.int64), beta.to(torch.int64)
+
+
+# Interpolation, padding and rows of tables of the integer reference.
+
+
+def resize_rules() -> list[LowerRule]:
+    """Rules for interpolation and padding.
+
+    >>> [rule.name for rule in resize_rules()]
+    ['interpolate', 'pad']
+    """
+    return [
+        LowerRule("interpolate", (RESIZES,), _interpolate),
+        LowerRule("pad", ((F.pad, *PADS),), _pad),
+    ]
+
+
+def _interpolate(site: Site) -> Emit | Reason:
+    found, x = resize_arguments(site), first_operand(site)
+    if isinstance(found, Reason):
+        return found
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    size, factor, mode = (found[name] for name in ("size", "scale_factor", "mode"))
+    exactly = found["recompute_scale_factor"]
+    if mode in ("nearest", "nearest-exact"):
+        args = (x.node, size, factor, mode, exactly)
+        return Emit(nearest, args, f"integer.{mode}", x.qparams, in_range=True)
+    if mode != "bilinear":
+        return site.refuse(ReasonCode.MODE, mode, "nearest, nearest-exact, bilinear")
+    if any(isinstance(each, Node) for each in _each(factor)):
+        return site.refuse(ReasonCode.ARGUMENTS, "a computed scale factor", "a literal factor")
+    pair = one_operand(site)
+    if isinstance(pair, Reason):
+        return pair
+    node, own, out = pair
+    config = BilinearConfig(
+        **result_fields(site, out),
+        x_scale=own.scale,
+        x_zero_point=own.zero_point,
+        align_corners=bool(found["align_corners"]),
+        recompute_scale_factor=bool(exactly),
+        scale_factor=tuple(float(each) for each in _each(factor)),
+    )
+    return emit(site, IntegerBilinear(config), node, size)
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _pad(site: Site) -> Emit | Reason:
+    x, found = first_operand(site), pad_arguments(site)
+    if isinstance(found, Reason):
+        return found
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    pad, mode, value = found
+    args = (x.node, pad, mode, quantized_value(value, x.qparams))
+    return Emit(padded, args, f"integer.pad({mode})", x.qparams, in_range=True)
+
+
+def embedding_rules() -> list[LowerRule]:
+    """The rule for tables of integers, whose rows are floats where they are read.
+
+    >>> [rule.name for rule in embedding_rules()]
+    ['embedding']
+    """
+    return [LowerRule("embedding", ((Embedding, EmbeddingBag),), _rows)]
+
+
+def _rows(site: Site) -> Emit:
+    """The reference module itself: it picks integers and dequantizes them."""
+    return Emit(site.module, site.node.args, "integer.rows", None, site.node.kwargs)

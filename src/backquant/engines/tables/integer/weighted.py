@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.nn import functional as F
 
-from backquant.dtypes import QParams, Rounding, round_to
-from backquant.engines.tables.arguments import refuse_float_input
-from backquant.engines.tables.integer.at_each_call import conv_at_each_call
-from backquant.engines.tables.integer.result import NO_RESULT, emit, result_fields
+from backquant.dtypes import QParams, Rounding, is_narrow_float, round_to
+from backquant.engines.tables.arguments import RELUS, bind, post_op_of, refuse_float_input
+from backquant.engines.tables.integer.lookup_tables import NO_RESULT, emit, result_fields
 from backquant.engines.tables.layer_calls import (
     Geometry,
     WeightedCall,
@@ -23,9 +23,17 @@ from backquant.engines.tables.layer_calls import (
     module_call,
 )
 from backquant.engines.tables.pointwise import reference_function
-from backquant.engines.tables.spellings import RELUS, post_op_of
+from backquant.engines.tables.weights import functional_linear, module_weight
 from backquant.lower.kernels.integer.elementwise import headroom_of
-from backquant.lower.kernels.integer.linear import InGroupsConfig, IntegerInGroups
+from backquant.lower.kernels.integer.linear import (
+    AtEachCallConfig,
+    ConvAtEachCallConfig,
+    InGroupsConfig,
+    IntegerAtEachCall,
+    IntegerConvAtEachCall,
+    IntegerInGroups,
+    IntegerProductAtEachCall,
+)
 from backquant.lower.kernels.integer.lookup_tables import filled
 from backquant.lower.kernels.integer.weighted import (
     ConvAddConfig,
@@ -33,12 +41,135 @@ from backquant.lower.kernels.integer.weighted import (
     IntegerWeighted,
     WeightedConfig,
 )
+from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.postop import PostOp
-from backquant.lower.qdq import quantized_value
+from backquant.lower.qdq import DynamicInput, dynamic_input, quantized_value, token_input
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
-from backquant.nn.quantized.reference import Conv2d
+from backquant.nn.quantized.reference import Conv2d, Linear
+from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
+
+# Linear layers and convolutions of the integer reference that quantize their input at each call.
+
+
+def at_each_call_rules() -> list[LowerRule]:
+    """Rules for modules and functions, alone and with a ReLU behind.
+
+    >>> [rule.name for rule in at_each_call_rules()][:2]
+    ['linear at each call + relu', 'linear at each call']
+    """
+    found = []
+    for name, key, read in (("", Linear, _module), ("functional ", F.linear, _function)):
+        found.append(LowerRule(f"{name}linear at each call + relu", ((key,), RELUS), read))
+        found.append(LowerRule(f"{name}linear at each call", ((key,),), read))
+    found.append(LowerRule("matmul at each call", (spellings("matmul"),), _product))
+    return found
+
+
+def _module(site: Site) -> Emit | Reason | None:
+    if len(site.node.args) != 1 or site.node.kwargs:
+        return None
+    return _linear(site, site.node.args[0], module_weight(site.module), site.module.weight_axis)  # type: ignore[arg-type]
+
+
+def _function(site: Site) -> Emit | Reason | None:
+    found = functional_linear(site)
+    return None if found is None else _linear(site, *found, 0)
+
+
+def _linear(site: Site, argument: Any, weight: WeightTensors, axis: int) -> Emit | Reason | None:
+    by_token = token_input(argument)
+    x = by_token or dynamic_input(argument)
+    if x is None:
+        return None
+    if is_narrow_float(x.dtype) or weight.weight.is_floating_point():
+        return site.refuse(ReasonCode.DTYPES, "floats of 8 or 16 bits", "integers")
+    if weight.scale.dim() == 1 and weight.scale.numel() > 1 and axis != 0:
+        admitted = "one scale, one for each output channel, or groups"
+        return site.refuse(ReasonCode.WEIGHT_AXIS, f"scales along axis {axis}", admitted)
+    fields = _fields(site, x)
+    kernel = IntegerAtEachCall(
+        AtEachCallConfig(**fields, is_by_token=by_token is not None),
+        weight=weight.weight,
+        zero_point=weight.zero_point.to(torch.int64),
+        scale=weight.scale.double(),
+        bias=weight.bias,
+    )
+    source: Node = x.source
+    return Emit(kernel, (source,), kernel.name, None)
+
+
+def _product(site: Site) -> Emit | Reason | None:
+    """A product of two activations; sums have one unit for each row of the first."""
+    found = bind(site.node, ("input", "other"), {})
+    if found is None:
+        return None
+    by_token = token_input(found["input"])
+    x = by_token or dynamic_input(found["input"])
+    y = token_input(found["other"]) or dynamic_input(found["other"])
+    if x is None or y is None:
+        return None
+    if is_narrow_float(x.dtype) or is_narrow_float(y.dtype):
+        return site.refuse(ReasonCode.DTYPES, "floats of 8 or 16 bits", "integers")
+    if token_input(found["other"]) is not None:
+        asked = "a scale for each row of the second matrix, along which is summed"
+        return site.refuse(ReasonCode.WEIGHT_AXIS, asked, "one scale, or the rows of the first")
+    kernel = IntegerProductAtEachCall(
+        AtEachCallConfig(**_fields(site, x), operator="matmul", is_by_token=by_token is not None)
+    )
+    return Emit(kernel, (x.source, y.source), kernel.name, None)
+
+
+def _fields(site: Site, x: DynamicInput) -> dict[str, Any]:
+    return {
+        "integer_dtype": x.dtype,
+        "quant_min": x.quant_min,
+        "quant_max": x.quant_max,
+        "eps": x.eps,
+        "is_symmetric": x.symmetric,
+        "is_rectified": len(site.steps) > 1,
+    }
+
+
+def conv_at_each_call(site: Site, call: WeightedCall) -> Emit | Reason:
+    """A convolution, transposed or not, alone or with a ReLU behind."""
+    x, scale = dynamic_input(call.x.node), call.weight.scale
+    assert x is not None and call.geometry is not None
+    if len(site.steps) > 1 and site.steps[1].key not in RELUS:
+        return site.refuse(ReasonCode.POST_OP, "an activation with a float result", "ReLU")
+    if is_narrow_float(x.dtype) or call.weight.weight.is_floating_point():
+        return site.refuse(ReasonCode.DTYPES, "floats of 8 or 16 bits", "integers")
+    admitted = "one scale, or one for each output channel"
+    if scale.dim() > 1:
+        return site.refuse(ReasonCode.WEIGHT_GRANULARITY, "scales of groups or blocks", admitted)
+    if scale.numel() > 1 and call.axis != (1 if call.transposed else 0):
+        return site.refuse(ReasonCode.WEIGHT_AXIS, f"scales along axis {call.axis}", admitted)
+    dims, geometry = call.weight.weight.dim() - 2, call.geometry
+    zero_point = call.weight.zero_point.reshape(-1).to(torch.int64)
+    if zero_point.numel() > 1:
+        shape = [1] * (dims + 2)
+        shape[call.axis] = -1
+        zero_point = zero_point.reshape(shape)
+    shared = geometry.groups if call.transposed and scale.numel() > 1 else 1
+    config = ConvAtEachCallConfig(
+        **_fields(site, x),
+        operator=f"conv{'_transpose' if call.transposed else ''}{dims}d",
+        stride=geometry.stride,
+        padding=geometry.padding,
+        dilation=geometry.dilation,
+        output_padding=geometry.output_padding,
+        groups=geometry.groups,
+    )
+    kernel = IntegerConvAtEachCall(
+        config,
+        weight=call.weight.weight,
+        zero_point=zero_point,
+        scale=scale.reshape(-1).double().repeat(shared),
+        bias=call.weight.bias,
+    )
+    return Emit(kernel, (x.source,), kernel.name, None)
+
 
 _ADDS: tuple[Any, ...] = (torch.add, operator.add)
 _ENDS = torch.tensor([-(1 << 15), (1 << 15) - 1], dtype=torch.int16)
@@ -73,7 +204,7 @@ def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
         )
     if site.out is None and post_op.name not in ("none", "relu"):
         return site.refuse(ReasonCode.POST_OP, f"{post_op.name} with a float result", "ReLU")
-    fields, tensors = _fields(site, call), _tensors(call)
+    fields, tensors = _weighted_fields(site, call), _tensors(call)
     if site.out is None:
         fields |= {"is_float": True, "rectified": post_op.name == "relu"}
         kernel = IntegerWeighted(WeightedConfig(**fields), **tensors)
@@ -124,7 +255,7 @@ def _check_weight(site: Site, call: WeightedCall) -> Reason | None:
     return None
 
 
-def _fields(site: Site, call: WeightedCall) -> dict[str, Any]:
+def _weighted_fields(site: Site, call: WeightedCall) -> dict[str, Any]:
     assert call.x.qparams is not None
     geometry = call.geometry or Geometry((), (), (), 1)
     weight = call.weight.weight
@@ -211,7 +342,7 @@ def _conv_add(site: Site) -> Emit | Reason:
     refused = _check_weight(site, call)
     if refused is not None:
         return refused
-    fields = _fields(site, call)
+    fields = _weighted_fields(site, call)
     if len(site.steps) == 3:
         fields["quant_min"] = max(quantized_value(0.0, site.out), site.out.quant_min)
     config = ConvAddConfig(

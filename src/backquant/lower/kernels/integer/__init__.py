@@ -5,6 +5,6 @@
    neither order nor instruction set changes them; sums saturate at 32 bits, or at 40 where the description
    has biases of 64 bits.
 3. Sums become results by the arithmetic and the rounding of the description
-   (``backquant.dtypes.requantization``); what it calls ``float`` is one product of float64 for each term.
+   (``backquant.dtypes.arithmetic``); what it calls ``float`` is one product of float64 for each term.
 4. Functions of one value are tables of a result for each integer that may come in.
 """
