@@ -203,8 +203,9 @@ def _without_observer(module: nn.Module) -> Any:
 
 
 def _held(module: nn.Module, name: str) -> torch.Tensor:
-    tensor = module._buffers[name]
-    assert tensor is not None
+    tensor = module._buffers.get(name)
+    if tensor is None:
+        raise AttributeError(f"a {type(module).__name__} whose result is float has no {name}")
     return tensor
 
 
