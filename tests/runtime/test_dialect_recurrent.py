@@ -157,7 +157,7 @@ def test_a_dynamic_one_is_shown_as_pytorchs(
 ) -> None:
     theirs, x = dynamic(torch.ao, qconfig, kind, **options)
     model, _ = dynamic(backquant.ao, qconfig, kind, **options)
-    assert type(model.rnn) is getattr(backquant.ao.nn.quantized.dynamic, kind.__name__)
+    assert type(model.rnn) is getattr(backquant.nn.quantized.dynamic, kind.__name__)
     assert model.rnn._get_name() == theirs.rnn._get_name()
     assert repr(model.rnn) == repr(theirs.rnn)
     assert [(n.op, n.target) for n in model.graph.nodes] == [
