@@ -159,6 +159,30 @@ def test_a_large_constant_beside_small_values() -> None:
         assert decibels(wanted, got) > 25, name
 
 
+FOLLOWING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "product": lambda y: y * 0.5,
+    "sum": lambda y: y + 1.0,
+    "pool": lambda y: nn.functional.max_pool2d(y, 2),
+    "resize": lambda y: nn.functional.interpolate(y, scale_factor=2.0),
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS, ids=IDS)
+@pytest.mark.parametrize("kind", FOLLOWING)
+def test_what_follows_a_join_erases_no_part_either(kind: str, name: str) -> None:
+    class Followed(Head):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return FOLLOWING[kind](super().forward(x))
+
+    model = Followed(1000, concatenated).eval()
+    quantized = backquant.quantize(model, calibration=DATA, backend=backend(name), slower="keep")
+    wanted, got = model(DATA[0]), quantized(DATA[0])
+    for part in range(2):
+        at = slice(4 * part, 4 * part + 4)
+        assert decibels(wanted[:, at], got[:, at]) > 25, part
+
+
 def test_a_rule_of_the_caller_joins_all_the_same() -> None:
     mapping = backquant.get_default_qconfig_mapping("tensorrt")
     mapping.set_object_type(torch.cat, mapping.global_qconfig)

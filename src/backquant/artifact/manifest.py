@@ -33,7 +33,7 @@ from backquant.lower import EngineInfo, KernelUse
 from backquant.match.plan import Decision, Plan, Reason
 from backquant.report.model import Report
 
-# The JSON form of values as a type that pydantic checks and publishes; ``values`` reads and writes it.
+# The JSON form of values as a type that pydantic checks and publishes; ``json_values`` reads and writes it.
 #
 # A value is a scalar, a list, or an object with one key, which says its kind.
 

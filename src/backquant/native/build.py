@@ -33,8 +33,8 @@ _FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 
-#: The sets of instructions that there is a library for, and what the compiler is told; ``instructions.py``
-#: has what a CPU must have.
+#: The sets of instructions that there is a library for, and what the compiler is told; what a
+#: CPU must have stands below.
 FLAGS = {
     "amx": (*_FLAGS, *_AVX512, "-mavx512vnni", "-DBACKQUANT_TILED"),
     "avx512_vnni": (*_FLAGS, *_AVX512, "-mavx512vnni"),

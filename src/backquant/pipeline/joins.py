@@ -143,7 +143,8 @@ class _Joins:
         ranges: Mapping[str, Range],
     ) -> None:
         self.plan, self.ranges, self.followers = plan, ranges, followers
-        self.holding = [n for n in joins[0].graph.nodes if n in followers or n in set(joins)]
+        holding = followers.union(joins)
+        self.holding = [node for node in joins[0].graph.nodes if node in holding]
         self.narrowing = {node for node in joins if self._loss(node, [node]) is not None}
         self.kept = set[fx.Node]()
         for node in reversed(self.holding):

@@ -7,7 +7,7 @@ inside an allow-list. Invariants of resolving:
    that describe models: what torch has not loaded is not there.
 2. Every module on the way, and the module that defines the object found, is in the allow-list, so
    that ``torch.os.system`` does not resolve although ``torch`` is allowed.
-3. What is found is of a kind that descriptions are made of (``kinds.py``), unless the caller allows it.
+3. What is found is of a kind that descriptions are made of (``is_named``), unless the caller allows it.
 4. Nothing found is called.
 """
 
