@@ -356,7 +356,6 @@ def join(graph: Graph, kernel: IntegerJoin, inputs: Sequence[Array], out: Array)
 
 
 # Interpolation as RESIZE, for images ``[batch, height, width, channels]``.
-_TRANSLATE_SUMS = {"int8": "int32", "int16": "int48"}
 _LARGEST = 1 << 11  # of the numbers that a scale is a ratio of
 
 
@@ -385,7 +384,7 @@ def bilinear(graph: Graph, kernel: IntegerBilinear, inputs: Sequence[Array], out
         _centred(given, size, factor) if not config.align_corners else _aligned(given, size)
         for given, size, factor in zip(x.shape[2:], out.shape[2:], factors, strict=True)
     ]
-    wide = _TRANSLATE_SUMS[out.dtype.name]
+    wide = _SUMS[out.dtype.name]
     sums = _resize(graph, x, out, axes, "BILINEAR", wide)
     parts = axes[0][0] * axes[1][0]
     shape = _shape(out)

@@ -258,7 +258,6 @@ _RELUS = overloads("relu")
 _ADDITIONS = overloads("add")
 _ARITHMETIC = overloads("add", "sub", "mul")
 _REPEATING = {overload(name, "Tensor") for name in ("add", "sub", "mul", "div")}
-_REWRITES_EXPANSIONS = overloads("expand")
 _IMAGE = 4  # axes: sample, channels, rows, columns
 _SUM = overload("sum", "dim_IntList")
 _PAD, _PAD_IN_A_WAY = overload("constant_pad_nd"), overload("pad")
@@ -550,7 +549,7 @@ _RULES: dict[Any, edits.Rule] = (
             ((overload("linalg_vector_norm"),), _vector_norm),
             ((overload("pow", "Tensor_Scalar"),), _power),
             (overloads("roll"), _roll),
-            (_REWRITES_EXPANSIONS, _expand),
+            (_EXPANSIONS, _expand),
             (_REPEATING, _with_number),
             (_LINEARS, _linear),
             ((overload("conv2d"),), split_depthwise),

@@ -491,7 +491,7 @@ class _Samples:
         self.shown: dict[str, str] = {}  # by the name of a flat view: what it shows
 
     def visit(self, call: Call) -> None:
-        outputs, read = _outputs(call), _read_names(call.arguments)
+        outputs, read = _names(call), _read_names(call.arguments)
         if torch.Tag.nondeterministic_seeded in call.operator.tags:
             raise Mixed(f"{call.operator._schema.name} draws random numbers")
         self._check_writes(call, outputs, read)
@@ -557,10 +557,3 @@ class _Samples:
 
 def _read_names(value: Any) -> set[str]:
     return {leaf.name for leaf in tree_flatten(value)[0] if isinstance(leaf, Ref)}
-
-
-def _outputs(call: Call) -> list[str]:
-    found: list[str] = []
-    for output in call.outputs:
-        found += [output] if isinstance(output, str) else output or ()
-    return found
