@@ -25,7 +25,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
 import backquant
-from backquant.api import one_call
+from backquant.api import flow
 from backquant.runtime import QuantizedModel
 from benchmarks.stock.catalogue import build
 from benchmarks.stock.entry import Entry
@@ -106,14 +106,14 @@ def quantized(entry: Entry, setup: Setup) -> Quantized:
     batches = [entry.sample() for _ in range(CALIBRATION)]
     inputs = entry.sample()
     kept: list[tuple[QuantizedModel, fx.GraphModule]] = []
-    lower = one_call.quantized_model  # called again for each model that may be the faster
+    lower = flow.quantized_model  # called again for each model that may be the faster
 
     def keep(reference: fx.GraphModule, *rest: Any) -> QuantizedModel:
         copied = copy.deepcopy(reference)
         kept.append((lower(reference, *rest), copied))
         return kept[-1][0]
 
-    with mock.patch.object(one_call, "quantized_model", keep):
+    with mock.patch.object(flow, "quantized_model", keep):
         result = backquant.quantize(
             model, batches[0], backend=setup.backend, calibration=batches, slower=setup.slower
         )
