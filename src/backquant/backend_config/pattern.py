@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from string import ascii_lowercase
 from types import BuiltinFunctionType
@@ -319,6 +319,25 @@ def beyond_tuples(pattern: NormalPattern) -> str:
     if len(uses) != len(set(uses)):
         return "uses one value twice"
     return "takes arguments in any order" if any(n.any_order for n in pattern.nodes) else ""
+
+
+def part_of(pattern: NormalPattern, position: int) -> NormalPattern:
+    """The part of ``pattern`` that ends in the node at ``position``.
+
+    >>> part_of(normal_form((torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU)), 1)
+    NormalPattern(torch.nn.BatchNorm2d(torch.nn.Conv2d))
+    """
+    order = _walk(pattern.nodes[: position + 1])
+    places = {old: new for new, old in enumerate(order)}
+    nodes = (pattern.nodes[old] for old in order)
+    return NormalPattern(
+        tuple(
+            node
+            if node.inputs is None
+            else replace(node, inputs=tuple(places[i] for i in node.inputs))
+            for node in nodes
+        )
+    )
 
 
 def _append(pattern: Pattern, nodes: list[PatternNode]) -> int:

@@ -94,6 +94,34 @@ def _bind(
     return tuple(values)
 
 
+_NO_VALUES = ("self", "inplace", "out", "_stacklevel")
+
+
+@lru_cache(maxsize=4096)
+def argument_counts(callee: Any) -> range | None:
+    """How many arguments a call of this function, method (by name) or module class may have, ``inplace`` and
+    ``out`` not counted; ``None`` where nothing says so. A method may take more: sizes one by one.
+
+    >>> argument_counts(torch.add), argument_counts("softmax"), argument_counts(nn.ReLU)
+    (range(2, 4), range(2, 4), range(1, 2))
+    """
+    if isinstance(callee, torch._ops.OpOverload):
+        arguments = callee._schema.arguments
+        return range(sum(not a.has_default_value() for a in arguments), len(arguments) + 1)
+    is_class = isinstance(callee, type)
+    found = _signatures(callee.forward) if is_class else _named_signatures(callee)
+    if not found or (not is_class and any(map(_takes_anything, found))):
+        return None
+    known = [list(each.parameters.values()) for each in found]
+    # a tensor's own place is called self, too
+    values = [each[1:] if is_class else each for each in known]
+    values = [
+        [p for i, p in enumerate(each) if not i or p.name not in _NO_VALUES] for each in values
+    ]
+    fewest = min(sum(p.default is inspect.Parameter.empty for p in each) for each in values)
+    return range(fewest, max(map(len, values)) + 1)
+
+
 def _is_default(value: Any, default: Any) -> bool:
     return value is default or (
         isinstance(value, (bool, int, float, str, type(None))) and value == default

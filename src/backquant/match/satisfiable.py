@@ -8,7 +8,7 @@ ask for, or where the plan leaves the operator in float even so (``backquant.mat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -21,13 +21,17 @@ from backquant.backend_config import (
     BackendPatternConfig,
     DTypeConfig,
     ObservationType,
+    is_for_inference_only,
 )
 from backquant.backend_config.conditions import AllOf, condition_from, conjuncts, contradictions
 from backquant.backend_config.dtype_rules import Place
-from backquant.backend_config.validate import Finding
+from backquant.backend_config.naming import operator_name
+from backquant.backend_config.pattern import NormalPattern, part_of
+from backquant.backend_config.validate import Finding, generalizes
 from backquant.dtypes import Granularity, dtype_name, find_dtype, is_quantized
 from backquant.errors import BackquantError, CaptureError
 from backquant.graph import Captured, capture
+from backquant.graph.arguments import argument_counts
 from backquant.match.decide import make_plan
 from backquant.match.fixes import qconfig_fix, unconditional
 from backquant.match.plan import Decision
@@ -60,6 +64,72 @@ def unsatisfiable(backend: BackendConfig) -> list[Finding]:
                 message = f"no request satisfies it: {why.text}"
                 found.append(here.find("error", "unsatisfiable", message, why.fix))
     return found
+
+
+# Patterns that no graph holds: a call has more arguments than the pattern lists, or what another entry
+# fuses is gone before this one is tried.
+
+
+def never_matched(backend: BackendConfig) -> list[Finding]:
+    """An error for each pattern of several operators that matches nothing.
+
+    >>> entry = BackendPatternConfig((nn.Conv2d, torch.add)).add_dtype_config(DTypeConfig(torch.qint8))
+    >>> [finding] = never_matched(BackendConfig("b").set_backend_pattern_config(entry))
+    >>> finding.rule, finding.message
+    ('never-matches', 'torch.add takes at least 2 arguments, and the pattern lists 1: nothing matches it')
+    """
+    entries = backend.shared_entries
+    fused: dict[Any, list[NormalPattern]] = {}
+    for pattern, entry in entries.items():
+        if entry.fuser_method is not None and not is_for_inference_only(entry.fuser_method):
+            fused.setdefault(pattern.anchor.op, []).append(pattern)
+    found: list[Finding] = []
+    for index, (pattern, entry) in enumerate(entries.items()):
+        why = _too_few(pattern) or (
+            _fused_before(pattern, fused) if _is_for_graphs(entry) else None
+        )
+        if why is not None:
+            message, fix = f"{why.text}: nothing matches it", why.fix
+            place = Place(index, str(pattern)).at("pattern")
+            found.append(place.find("error", "never-matches", message, fix))
+    return found
+
+
+def _is_for_graphs(entry: BackendPatternConfig) -> bool:
+    """Whether it is tried after fusion: it has no fuser itself, and says what is quantized."""
+    return entry.fuser_method is None and bool(entry.dtype_configs)
+
+
+def _too_few(pattern: NormalPattern) -> _Why | None:
+    for node in pattern.nodes:
+        counts = None if node.inputs is None else argument_counts(node.op)
+        if counts is not None and len(node.inputs or ()) < counts.start:
+            text = (
+                f"{operator_name(node.op)} takes at least {counts.start} arguments, and the pattern lists "
+                f"{len(node.inputs or ())}"
+            )
+            fix = f"{_by_names(pattern)}, or MatchAllNode for each other argument"
+            return _Why(text, fix=fix)
+    return None
+
+
+def _fused_before(
+    pattern: NormalPattern, fused: Mapping[Any, Sequence[NormalPattern]]
+) -> _Why | None:
+    for position, node in enumerate(pattern.nodes[:-1]):
+        if node.inputs is None:
+            continue
+        part = part_of(pattern, position)
+        first = next((each for each in fused.get(node.op, ()) if generalizes(each, part)), None)
+        if first is not None:
+            text = f"{first} is fused before, by an entry of its own"
+            return _Why(text, fix=f"{_by_names(pattern)}, or the fused module in its place")
+    return None
+
+
+def _by_names(pattern: NormalPattern) -> str:
+    known = [find(node.op) for node in pattern.nodes if node.kind not in ("any", "literal")]
+    return f"operators: [{'+'.join('…' if each is None else each.name for each in known)}]"
 
 
 class _Why(NamedTuple):

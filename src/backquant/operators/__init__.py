@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backquant.operators.aten import overload
-from backquant.operators.described import entries_of
+from backquant.operators.described import entries_of, folding_entries
 from backquant.operators.index import (
     all_operators,
     find,
@@ -34,6 +34,7 @@ __all__ = [
     "entries_of",
     "find",
     "find_root",
+    "folding_entries",
     "module_for_call",
     "moves_values",
     "named",

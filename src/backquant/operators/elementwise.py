@@ -86,6 +86,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="add",
         family="elementwise",
+        commutative=True,
         sample=_TWO,
         functions=(operator.add, torch.add, operator.iadd),
         methods=("add", "add_"),
@@ -102,6 +103,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="mul",
         family="elementwise",
+        commutative=True,
         sample=_TWO,
         functions=(operator.mul, torch.mul, operator.imul),
         methods=("mul", "mul_"),
@@ -118,6 +120,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="maximum",
         family="elementwise",
+        commutative=True,
         sample=_TWO,
         functions=(torch.maximum,),
         methods=("maximum",),
@@ -127,6 +130,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="minimum",
         family="elementwise",
+        commutative=True,
         sample=_TWO,
         functions=(torch.minimum,),
         methods=("minimum",),

@@ -199,6 +199,7 @@ class Operator:
 
     ``homogeneous``: a positive factor on the input is that factor on the output, channel by channel.
     ``clamps``: the result is the input, cut off at bounds.
+    ``commutative``: its two operands may change places.
 
     ``places``: positions of arguments of the functional spelling that are places in another one, not values.
 
@@ -242,6 +243,7 @@ class Operator:
     gives_items: bool = False
     homogeneous: bool = False
     clamps: bool = False
+    commutative: bool = False
     decompositions: tuple[Decomposition, ...] = field(default=(), repr=False)
     portable: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
     exported_as: str | None = None
@@ -257,6 +259,16 @@ class Operator:
     def shares_qparams(self) -> bool:
         """Whether the output's qparams are the input's."""
         return self.qparams in (QParamsRule.INPUT, QParamsRule.INPUTS)
+
+    @property
+    def takes_two(self) -> bool:
+        """Whether it computes one value from two tensors.
+
+        >>> from backquant.operators import named
+        >>> named("sub").takes_two, named("relu").takes_two, named("cat").takes_two
+        (True, False, False)
+        """
+        return sum(item is INPUT for item in self.sample.call) == 2
 
     @property
     def keeps_places(self) -> bool:

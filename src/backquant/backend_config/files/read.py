@@ -90,6 +90,8 @@ class _Builder:
         self.named: dict[str, DTypeConfig] = {}
         self.entries: dict[NormalPattern, BackendPatternConfig] = {}
         self.places: dict[NormalPattern, Written] = {}
+        # what names of operators need besides their own entries, where no other entry is for it
+        self.needed: list[tuple[BackendPatternConfig, dict[str, Any], Path]] = []
 
     def run(self) -> Base:
         if self.base is not None:
@@ -107,6 +109,9 @@ class _Builder:
             for pattern, path in self.patterns(entry, start):
                 self.entry(pattern, entry, path, seen)
             for made, path in self.described(entry, start):
+                self.entry(pattern_data(made.pattern), entry, path, seen, made)
+        for made, entry, path in self.needed:
+            if made.normal_pattern not in self.entries:
                 self.entry(pattern_data(made.pattern), entry, path, seen, made)
         config = self.attempt(("name",), self.head)
         for entry in self.entries.values():
@@ -177,7 +182,13 @@ class _Builder:
         for index, name in enumerate(names):
             place: Path = (*path, "operators", index)
             made = self.attempt(place, operator_records().entries_of, [name], configs)
-            found += [(one, place) for one in made or ()]
+            folding = operator_records().folding_entries(name) if made else ()
+            needed = {row.normal_pattern for row in folding}
+            for one in made or ():
+                if one.normal_pattern in needed:
+                    self.needed.append((one, entry, place))
+                else:
+                    found.append((one, place))
         return found
 
     def dtype_configs_at(self, entry: dict[str, Any]) -> list[DTypeConfig]:
