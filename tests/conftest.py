@@ -231,7 +231,8 @@ def unchanged() -> Callable[[nn.Module], AbstractContextManager[None]]:
 @pytest.fixture(scope="session")
 def built_kernels() -> Path:
     """The folder with the library of kernels for this CPU: installed, or compiled once for all runs."""
-    from backquant.native.build import build, find_compiler, sources_digest, usable
+    from backquant.native.build import build, find_compiler, sources_digest
+    from backquant.native.instructions import usable
     from backquant.native.library import INSTALLED
 
     compiled = Path(__file__).parents[1] / "out" / "test-kernels"

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import emulated
-from backquant.native.build import INSTRUCTION_SETS, build, sources_digest
+from backquant.native.build import build, sources_digest
+from backquant.native.instructions import INSTRUCTION_SETS
 from backquant.native.library import (
     Case,
     PlainWeights,

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backquant.native import SOURCES
-from backquant.native.build import FLAGS, find_compiler, usable
+from backquant.native.build import FLAGS, find_compiler
+from backquant.native.instructions import usable
 
 # by name: the set of instructions that a CPU must have, and what the compiler is told beside its flags
 BUILDS = {

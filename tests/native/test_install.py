@@ -13,7 +13,8 @@ from zipfile import ZipFile
 import pytest
 
 from backquant.native import build
-from backquant.native.build import INSTRUCTION_SETS, NEEDED, chosen_sets, sources_digest, usable
+from backquant.native.build import NEEDED, chosen_sets, sources_digest
+from backquant.native.instructions import INSTRUCTION_SETS, usable
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = "src/backquant/native"
@@ -25,9 +26,13 @@ PACKAGE = (
     f"{NATIVE}",
     "src/backquant/version.py",
 )
-BUILD = (
-    "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])('out'))"
-)
+#: As pip builds: in an environment of its own, where there is neither PyTorch nor numpy.
+BUILD = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "numpy", "backquant")))
+from setuptools import build_meta
+print(getattr(build_meta, sys.argv[1])("out"))
+"""
 #: A compiler that gives what ``$PREBUILT`` names, in a moment.
 COMPILER = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp "$PREBUILT" "$2"\n'
 SAYS = "from backquant.native import library; print(library.missing() or library.held()._name)"

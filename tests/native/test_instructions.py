@@ -11,12 +11,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from backquant.native import build as instructions
-from backquant.native.build import (
+from backquant.native import instructions
+from backquant.native.build import FLAGS, MACHINES
+from backquant.native.instructions import (
     AMX,
-    FLAGS,
     INSTRUCTION_SETS,
-    MACHINES,
     arm_features,
     capabilities_here,
     usable,

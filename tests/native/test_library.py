@@ -12,7 +12,8 @@ import pytest
 
 from backquant.errors import EngineError
 from backquant.native import library
-from backquant.native.build import FILES, _main, build, is_whole, sources_digest, usable
+from backquant.native.build import FILES, _main, build, is_whole, sources_digest
+from backquant.native.instructions import usable
 
 NONE_INSTALLED = """
 from pathlib import Path

@@ -18,7 +18,7 @@ from backquant.dtypes import dtype_name
 from backquant.graph import get_module
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.qdq import is_dequantize, is_quantize
-from backquant.native.build import limit_said
+from backquant.native.instructions import limit_said
 
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _ON_X86 = ("fbgemm", "x86")

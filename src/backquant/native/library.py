@@ -32,14 +32,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backquant.native.build import (
-    InstructionSet,
-    build,
-    is_whole,
-    limit_said,
-    sources_digest,
-    usable,
-)
+from backquant.native.build import build, is_whole, sources_digest
+from backquant.native.instructions import InstructionSet, limit_said, usable
 from backquant.native.packing import Layout
 from backquant.native.plan import Result, Shape, magic, plan
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from backquant.native.build import AMX, AVX512_VNNI, capabilities_here
+from backquant.native.instructions import AMX, AVX512_VNNI, capabilities_here
 from backquant.native.packing import (
     AVX512_LAYOUT,
     TAPS,
