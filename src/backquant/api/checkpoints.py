@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,18 @@ from backquant.backend_config import get_backend_config
 from backquant.calibrate.feed import ProgressBar
 from backquant.deploy.checkpoints.formats import FORMATS, find_format
 from backquant.deploy.checkpoints.gguf import write_gguf
+from backquant.deploy.checkpoints.gguf_blocks import blocks_of
+from backquant.deploy.checkpoints.gguf_read import GgufSource, open_gguf
 from backquant.deploy.checkpoints.layer import Activation, Scheme, layer_of, quantized_layers
-from backquant.deploy.checkpoints.read import HubFolder, QuantizedCheckpoint, open_checkpoint
-from backquant.deploy.checkpoints.target import SOURCE, CheckpointTarget
+from backquant.deploy.checkpoints.read import (
+    HubFolder,
+    QuantizedCheckpoint,
+    Source,
+    open_checkpoint,
+)
+from backquant.deploy.checkpoints.target import IGNORE, SOURCE, CheckpointTarget
 from backquant.deploy.checkpoints.write import (
     Contents,
-    Source,
     check_folder,
     contents_of,
     write_checkpoint,
@@ -227,10 +233,12 @@ def _named(batch: Any) -> Mapping[str, Any]:
 
 
 def load_checkpoint(folder: str | os.PathLike[str]) -> QuantizedCheckpoint:
-    """Read a quantized checkpoint, of ours or of another tool: its integers, bit for bit.
+    """Read a quantized checkpoint, a folder or a GGUF file, of ours or of another tool: its integers, bit for
+    bit.
 
     ``layer(path)`` of the result is one layer; ``export(checkpoint, folder, to=...)`` writes it in another
-    format, where no integer changes.
+    format, where no integer changes. Options: ``ignore``, patterns of layers that are written in float;
+    ``source``, the folder of the float model, from which ``config.json`` and the tokenizer are taken.
 
     Raises:
         UsageError: the folder is none, or in a format that is not read.
@@ -242,7 +250,7 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> QuantizedCheckpoint:
       where  nowhere
       fix    the folder that model.save_pretrained(folder) wrote, or a download of one
     """
-    return open_checkpoint(folder)
+    return open_gguf(folder) if Path(folder).is_file() else open_checkpoint(folder)
 
 
 def export_checkpoint(
@@ -262,16 +270,20 @@ def export_checkpoint(
     _check_place(target, place, overwrite)
     check_installed(target)
     source: Source
+    given = options or {}
     if isinstance(quantized, QuantizedCheckpoint):
-        source = quantized
+        source = quantized = quantized.handed_on(given.get(IGNORE, ()), given.get(SOURCE))
+        _check_told(quantized, target)
         dtype = quantized.scale_dtype
         contents = Contents(quantized.schemes, quantized.layer, quantized.left, scale_dtype=dtype)
     else:
-        source = _float_folder(options or {}, target)
+        source = _float_folder(given, target)
         contents = contents_of(
             quantized.module, quantized.plan, quantized.config, source, target.name
         )
     check_admitted(contents.schemes, source.sizes, get_backend_config(target.backend), target.name)
+    if isinstance(quantized, QuantizedCheckpoint):
+        _check_exact(contents, target)
     files = _write(source, contents, target, place, overwrite)
     count = len(contents.schemes)
     return Exported(
@@ -284,6 +296,31 @@ def export_checkpoint(
         files=tuple(files),
         means="in the checkpoint",
     )
+
+
+def _check_told(quantized: QuantizedCheckpoint, target: CheckpointTarget) -> None:
+    """Raise ``UsageError`` for a GGUF file that does not say all of the model, and no folder that does."""
+    source = quantized.source
+    lost = source.lost if isinstance(source, GgufSource) and quantized.beside is None else ""
+    if lost:
+        raise UsageError(
+            f"{source.place} does not say what config.json has to: {lost}",
+            where=f"to={target.name!r}",
+            fix='options={"source": folder}   # of the float model',
+        )
+
+
+def _check_exact(contents: Contents, target: CheckpointTarget) -> None:
+    """Raise ``ExportError`` where a format cannot store what a layer has, before anything is written."""
+    form = None if target.suffixes else find_format(target.name)
+    if form is not None:
+        form.config(contents.schemes, contents.left)
+    for path in contents.schemes:
+        layer = contents.make(path)
+        if form is None:
+            blocks_of(layer)
+        else:
+            form.tensors(replace(layer, scale=layer.scale.to(contents.scale_dtype)))
 
 
 def _write(

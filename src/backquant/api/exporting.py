@@ -107,7 +107,9 @@ def export(
         _check_no_edges(integer_io)
         written = checkpoint_target(to or quantized.form.name, target_path)
         check_options(written, options or {})
-        return export_checkpoint(quantized, target_path, written, overwrite=overwrite)
+        return export_checkpoint(
+            quantized, target_path, written, options or {}, overwrite=overwrite
+        )
     target = find_target(to, target_path, backend_name(quantized))
     if isinstance(target, CheckpointTarget):
         _check_no_edges(integer_io)

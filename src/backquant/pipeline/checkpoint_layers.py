@@ -49,6 +49,7 @@ from backquant.qconfig import QConfig, QConfigMapping
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _WEIGHT = ".weight"
+_FEW = 3  # layers that a message names
 _NARROW = (torch.float16, torch.bfloat16)
 _AS_ONE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 #: What a server's layers give back, however their input is quantized.
@@ -184,7 +185,9 @@ def check_admitted(
         raise ExportError(
             f"{target} does not hold {lost[0]}{more} as it is: {schemes[lost[0]]}",
             where=f"requested {why.asked}; supported {why.admitted} {why.place}".rstrip(),
-            fix=f"backquant.quantize(model, ..., backend={config.name!r}), or quantize_checkpoint",
+            fix=f"options={{'ignore': {lost}}}   # which are written in float"
+            if len(lost) <= _FEW
+            else f"backquant.quantize(model, ..., backend={config.name!r}), or quantize_checkpoint",
         )
 
 

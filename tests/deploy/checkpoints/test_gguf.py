@@ -22,7 +22,13 @@ from tiny_decoders import folder_of, logits, make
 
 gguf = pytest.importorskip("gguf")
 
-CASES = [("llama", "int4:32"), ("qwen2", "uint4:32"), ("qwen3", "int8:64")]
+CASES = [
+    ("llama", "int4:32"),
+    ("qwen2", "uint4:32"),
+    ("qwen3", "int8:64"),
+    ("gemma", "int8:32"),
+    ("gemma2", "int4:32"),
+]
 
 
 def planned(source: Path, weights: str) -> PlannedLayers:
@@ -63,8 +69,8 @@ def test_others_read_the_same(family: str, weights: str, tmp_path: Path) -> None
         rows = in_pairs(weight, heads) if heads and family == "llama" else weight
         found = stored[f"{names.get_name(path)}.weight"]
         assert torch.equal(rows, found) if exact else torch.allclose(rows, found, atol=5e-4)
-    if family == "qwen3":
-        return  # transformers 5.23 reads no head_dim from such a file
+    if family in ("qwen3", "gemma"):
+        return  # transformers 5.23 reads no head_dim from such a file, and no Gemma at all
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=place.name).eval()
@@ -117,9 +123,27 @@ def test_from_another_format_where_scales_fit(tmp_path: Path) -> None:
     assert torch.equal(stored["blk.1.ffn_up.weight"], weight)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_are_one_tensor(family: str, tmp_path: Path) -> None:
+    source, place = folder_of(family, tmp_path), tmp_path / "model.gguf"
+    backquant.quantize_checkpoint(source, place, to="gguf", weights="int4:32")
+    layers, stored = planned(source, "int4:32"), tensors_of(place)
+    names = sorted(
+        p for p in layers.schemes if "layers.1." in p and p.endswith(("w2", "down_proj"))
+    )
+    assert len(names) == 4
+    weights = torch.stack([layers.layer(path).dequantized() for path in names])
+    assert torch.equal(stored["blk.1.ffn_down_exps.weight"], weights)
+    checkpoint = backquant.load_checkpoint(place)
+    for path in layers.schemes:
+        assert torch.equal(checkpoint.layer(path).values, layers.layer(path).values)
+
+
 def test_what_is_not_written(tmp_path: Path) -> None:
-    source, place = folder_of("gemma", tmp_path), tmp_path / "model.gguf"
-    with pytest.raises(UsageError, match="a GemmaForCausalLM is not written as GGUF"):
+    source, place = folder_of("llama", tmp_path), tmp_path / "model.gguf"
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "architectures": ["Other"]}))
+    with pytest.raises(UsageError, match=r"an? Other is not written as GGUF"):
         backquant.quantize_checkpoint(source, place, to="gguf", weights="int4:32")
     source = folder_of("llama", tmp_path)
     config = json.loads((source / "config.json").read_text())

@@ -75,7 +75,7 @@ class CompressedTensors:
         values, zero = layer.unsigned()
         stored["weight_packed"] = pack_words(values, scheme.bits)
         stored["weight_shape"] = torch.tensor(list(values.shape), dtype=torch.int64)
-        if layer.zero_point is not None:
+        if not scheme.symmetric:
             stored["weight_zero_point"] = pack_words(zero.T, scheme.bits).T.contiguous()
         return stored
 
@@ -100,8 +100,9 @@ class CompressedTensors:
             zero = unpack_words(read("weight_zero_point").T.contiguous(), scheme.bits, rows).T
         return from_unsigned(path, scheme.bits, values, scale, zero)
 
-    def shape(self, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
+    def shape(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
         """Output and input features of a layer."""
+        del path
         if scheme.scale_dtype is not None and scheme.bits == 4:
             rows, half = read("weight_packed").shape
             return int(rows), 2 * int(half)

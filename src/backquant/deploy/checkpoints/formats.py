@@ -19,26 +19,33 @@ FORMATS = {
 }
 
 
-class Format(Protocol):
+class Held(Protocol):
+    """How a format stores a ``Layer``, to be read."""
+
+    @property
+    def name(self) -> str: ...
+
+    def layer(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> Layer:
+        """A layer; ``read`` gives a tensor by what stands behind the path."""
+        ...
+
+    def shape(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
+        """Output and input features of a layer, from tensors as ``layer`` reads them."""
+        ...
+
+
+class Format(Held, Protocol):
     """How a format names and packs what a ``Layer`` holds, in both directions.
 
     ``key``: where in ``config.json`` it says so. What ``tensors`` makes of a layer on ``meta`` has the sizes
     and dtypes of the real ones.
     """
 
-    name: str
-    key: str
+    @property
+    def key(self) -> str: ...
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
         """The tensors of a layer, by what stands behind its path."""
-        ...
-
-    def layer(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> Layer:
-        """The inverse: ``read`` gives a tensor by what stands behind the path."""
-        ...
-
-    def shape(self, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
-        """Output and input features of a layer, from tensors as ``layer`` reads them."""
         ...
 
     def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ subtracted. So there is one record, which each format writes from and reads into
 1. ``values`` hold one weight a byte: int8, uint8, or float8_e4m3fn.
 2. ``scale`` is ``[out, groups]``; one group is a scale for a row; ``[1, 1]`` is one for the tensor.
 3. ``zero_point`` has the shape of ``scale`` and the dtype of ``values``. Weights of an unsigned dtype have
-   one, others (None) do not: formats that have zero points count from 0 on.
-4. The weight is ``(values - zero_point) * scale``.
+   one, others (None) do not: formats that have zero points count from 0 on. Files that store a float in its
+   place have ``minimum``, of which other formats take zero points where it is a multiple of the scale.
+4. The weight is ``(values - zero_point) * scale``, or ``values * scale + minimum``.
 5. Scales of groups may be floats of 8 bits: powers of two (E8M0, of MX), or E4M3 numbers times ``unit``, one
    float32 for the tensor (NVFP4).
 """
@@ -116,6 +117,7 @@ class Layer:
     activation: Activation | None = None
     scale_dtype: torch.dtype | None = None
     unit: Tensor | None = None
+    minimum: Tensor | None = None
 
     @property
     def scheme(self) -> Scheme:
@@ -138,16 +140,37 @@ class Layer:
     def unsigned(self) -> tuple[Tensor, Tensor]:
         """``values`` and zero points, both counted from the smallest value of the dtype, as int32.
 
+        Raises ``ExportError`` for minima that are no multiples of the scales.
+
         >>> Layer("fc", "int4", torch.tensor([[1, -8]], dtype=torch.int8), torch.ones(1, 1)).unsigned()
         (tensor([[9, 0]], dtype=torch.int32), tensor([[8]], dtype=torch.int32))
         """
         zero = torch.zeros_like(self.scale, dtype=torch.int32)
         if self.zero_point is not None:
             zero = self.zero_point.to(torch.int32)
+        if self.minimum is not None:
+            zero = self._zero_points()
         return self.values.to(torch.int32) + self.offset, zero + self.offset
+
+    def _zero_points(self) -> Tensor:
+        assert self.minimum is not None
+        zero = zero_points(self.scale, self.minimum, self.scheme.bits)
+        if zero is None:
+            raise ExportError(
+                f"the minima of {self.path} are no zero points times scales",
+                where=self.path,
+                fix=f'options={{"ignore": [{self.path!r}]}}   # in float, or a format that stores minima',
+            )
+        return zero
 
     def dequantized(self) -> Tensor:
         """The weight in float32."""
+        if self.minimum is not None:
+            size = self.group_size
+            scale, low = (
+                part.float().repeat_interleave(size, 1) for part in (self.scale, self.minimum)
+            )
+            return self.values.float() * scale + low
         if self.scheme.group_size == 0:
             return self.values.float() * self.scale.float()
         zero = self.zero_point
@@ -156,6 +179,20 @@ class Layer:
             zero = torch.zeros_like(self.scale, dtype=kind)
         block = (1, self.group_size)
         return dequantize_tensor(self.values, self.scale.float(), zero, 0, block)
+
+
+def zero_points(scale: Tensor, minimum: Tensor, bits: int) -> Tensor | None:
+    """The zero points, as int32, whose products with the scales are the minima in their dtype; None: some
+    are no such products.
+
+    >>> zero_points(torch.tensor([[0.5]]), torch.tensor([[-1.5]]), 4)
+    tensor([[3]], dtype=torch.int32)
+    """
+    exact = scale.double()
+    zero = (-minimum.double() / torch.where(exact == 0, 1.0, exact)).round()
+    again = (-zero * exact).to(minimum.dtype)
+    inside = bool(((zero >= 0) & (zero < 1 << bits)).all())
+    return zero.to(torch.int32) if inside and torch.equal(again, minimum) else None
 
 
 def from_unsigned(

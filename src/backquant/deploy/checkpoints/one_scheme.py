@@ -18,6 +18,7 @@ from backquant.deploy.checkpoints.layer import (
     is_exact,
     pack_words,
     unpack_words,
+    zero_points,
 )
 from backquant.errors import ExportError
 
@@ -49,6 +50,13 @@ def half(layer: Layer) -> Tensor:
             "are rounded before the weights are",
         )
     return layer.scale.to(torch.float16)
+
+
+def minima(layer: Layer) -> Tensor:
+    """What is added to ``values * scale``, in float64."""
+    if layer.minimum is not None:
+        return layer.minimum.double()
+    return -layer.unsigned()[1].double() * layer.scale.double()
 
 
 def marked(names: object, end: str) -> list[str]:
@@ -90,13 +98,14 @@ class Awq:
 
     def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
         """The inverse of ``tensors``."""
-        rows, _ = self.shape(scheme, read)
+        rows, _ = self.shape(path, scheme, read)
         values = unpack_words(read("qweight"), _BITS, rows, AWQ_ORDER).T.contiguous()
         zero = unpack_words(read("qzeros"), _BITS, rows, AWQ_ORDER).T.contiguous()
         return from_unsigned(path, _BITS, values, read("scales").T.contiguous(), zero)
 
-    def shape(self, scheme: Scheme, read: Reader) -> tuple[int, int]:
+    def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
         """Output and input features of a layer."""
+        del path
         columns, words = read("qweight").shape
         return words * 32 // scheme.bits, columns
 
@@ -166,7 +175,7 @@ class Gptq:
 
     def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
         """The inverse of ``tensors``."""
-        rows, columns = self.shape(scheme, read)
+        rows, columns = self.shape(path, scheme, read)
         values = unpack_words(read("qweight").T.contiguous(), scheme.bits, columns)
         scale = read("scales").T.contiguous()
         zero = unpack_words(read("qzeros"), scheme.bits, rows).T.contiguous()
@@ -178,8 +187,9 @@ class Gptq:
             raise ValueError("zero points, and the configuration says sym: true")
         return from_unsigned(path, scheme.bits, values, scale, None if scheme.symmetric else zero)
 
-    def shape(self, scheme: Scheme, read: Reader) -> tuple[int, int]:
+    def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
         """Output and input features of a layer."""
+        del path
         words, rows = read("qweight").shape
         return rows, words * 32 // scheme.bits
 
@@ -242,8 +252,7 @@ class Mlx:
 
         Raises ``ExportError`` where the dtype of the scales does not hold their products with zero points.
         """
-        values, zero = layer.unsigned()
-        exact = -zero.double() * layer.scale.double()
+        exact, values = minima(layer), layer.values.to(torch.int32) + layer.offset
         biases = exact.to(layer.scale.dtype)
         rounds = layer.scale.dtype != torch.float32 and not biases.is_meta
         if rounds and not torch.equal(biases.double(), exact):
@@ -256,19 +265,18 @@ class Mlx:
         return {"weight": packed.view(torch.uint32), "scales": layer.scale, "biases": biases}
 
     def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
-        """The inverse of ``tensors``. Raises ``ValueError`` for a bias that is no multiple of its scale."""
-        _, columns = self.shape(scheme, read)
+        """The inverse of ``tensors``; biases that are no multiples of their scales are minima."""
+        _, columns = self.shape(path, scheme, read)
         values = unpack_words(read("weight").view(torch.int32), scheme.bits, columns)
         scale, biases = read("scales"), read("biases")
-        zero = (-biases.double() / scale.double()).round()
-        again = (-zero * scale.double()).to(biases.dtype)
-        top = (1 << scheme.bits) - 1
-        if not torch.equal(again, biases) or bool((zero < 0).any() or (zero > top).any()):
-            raise ValueError("biases that are no zero points times scales")
+        zero = zero_points(scale, biases, scheme.bits)
+        if zero is None:
+            return Layer(path, scheme.dtype, values, scale, minimum=biases)
         return from_unsigned(path, scheme.bits, values, scale, zero)
 
-    def shape(self, scheme: Scheme, read: Reader) -> tuple[int, int]:
+    def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
         """Output and input features of a layer."""
+        del path
         return len(read("weight")), read("scales").shape[1] * scheme.group_size
 
     def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from backquant.deploy.checkpoints.formats import FORMATS, Format, find_format
+from backquant.deploy.checkpoints.formats import FORMATS, Held, find_format
 from backquant.deploy.checkpoints.layer import Layer, Scheme, empty_layer
 from backquant.errors import ArtifactError, UsageError, first_line
 from backquant.json_text import read_json
@@ -40,6 +41,28 @@ _DTYPES = {
 
 #: Keys of ``config.json`` under which a format says how weights are quantized.
 QUANTIZED = ("quantization_config", "quantization")
+
+
+class Source(Protocol):
+    """What is written anew: names of tensors by shard, a quantized layer as its ``.weight``."""
+
+    @property
+    def place(self) -> Path: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+    @property
+    def shards(self) -> Mapping[str, list[str]]: ...
+    @property
+    def sizes(self) -> Mapping[str, Tensor]: ...
+    def read(self, name: str) -> Tensor: ...
+    def others(self) -> list[Path]: ...
+
+
+class Files(Source, Protocol):
+    """What somebody wrote: tensors as they are stored. ``dtype``: what a server computes in."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 @dataclass(frozen=True)
@@ -142,20 +165,54 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class QuantizedCheckpoint:
-    """``schemes``: of the quantized layers by path. Layers are read when they are asked for."""
+    """``schemes``: of the quantized layers by path. Layers are read when they are asked for.
 
-    source: HubFolder
-    form: Format
+    ``floats``: of layers that are handed on in float; ``beside``: the folder whose ``config.json`` and
+    tokenizer are handed on.
+    """
+
+    source: Files
+    form: Held
     schemes: Mapping[str, Scheme]
+    floats: Mapping[str, Scheme] = field(default_factory=dict)
+    beside: HubFolder | None = None
+
+    def handed_on(
+        self, ignore: Sequence[str] = (), folder: str | os.PathLike[str] | None = None
+    ) -> QuantizedCheckpoint:
+        """The same with layers of these patterns in float, and what ``folder`` says of the model.
+
+        Raises ``UsageError`` for a pattern that no layer has, and as ``HubFolder.of``.
+        """
+        for pattern in ignore:
+            if not any(fnmatch(path, pattern) for path in self.schemes):
+                raise UsageError(
+                    f"no quantized layer is called {pattern!r}",
+                    where=f"options={{'ignore': {list(ignore)}}}",
+                    fix=f"patterns of layers, such as {next(iter(self.schemes))!r}",
+                )
+        floats = {
+            path: scheme
+            for path, scheme in self.schemes.items()
+            if any(fnmatch(path, pattern) for pattern in ignore)
+        }
+        kept = {path: scheme for path, scheme in self.schemes.items() if path not in floats}
+        beside = None if folder is None else HubFolder.of(folder)
+        return replace(self, schemes=kept, floats=floats, beside=beside)
+
+    @cached_property
+    def _known(self) -> Mapping[str, Scheme]:
+        return {**self.schemes, **self.floats}
 
     def layer(self, path: str) -> Layer:
         """The layer at ``path``. Raises ``ArtifactError`` for tensors that contradict the configuration."""
+        scheme = self._known[path]
         try:
-            found = self.form.layer(path, self.schemes[path], partial(self._read, path))
+            found = self.form.layer(path, scheme, partial(self._read, path))
         except (ValueError, RuntimeError) as error:
             raise self._contradiction(path, first_line(error)) from error
         rows, groups = found.scale.shape
-        known = empty_layer(path, self.schemes[path], self._shape(path))
+        known = empty_layer(path, scheme, self._shape(path))
         if found.scale.shape != known.scale.shape or found.values.shape != known.values.shape:
             raise self._contradiction(
                 path, f"{list(found.values.shape)} with {rows}×{groups} scales"
@@ -174,20 +231,21 @@ class QuantizedCheckpoint:
 
     def _contradiction(self, path: str, words: str) -> ArtifactError:
         return ArtifactError(
-            f"the tensors of {path} are not {self.schemes[path]}, as config.json says: {words}",
+            f"the tensors of {path} are not {self._known[path]}, as config.json says: {words}",
             where=str(self.source.place),
             fix="copy the files and config.json of the model again",
         )
 
     @property
     def place(self) -> Path:
-        """The folder."""
+        """The folder, or the file."""
         return self.source.place
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """``config.json`` as it is of the float model."""
-        return {key: value for key, value in self.source.config.items() if key not in QUANTIZED}
+        told = (self.beside or self.source).config
+        return {key: value for key, value in told.items() if key not in QUANTIZED}
 
     @cached_property
     def shards(self) -> Mapping[str, list[str]]:
@@ -201,7 +259,7 @@ class QuantizedCheckpoint:
     def sizes(self) -> Mapping[str, Tensor]:
         """Tensors on ``meta``, of quantized layers their float weights."""
         kept = {name: s for name, s in self.source.sizes.items() if self._slot(name) == name}
-        weights = {f"{path}{_WEIGHT}": self._weight(path) for path in self.schemes}
+        weights = {f"{path}{_WEIGHT}": self._weight(path) for path in self._known}
         return kept | weights
 
     @property
@@ -217,22 +275,25 @@ class QuantizedCheckpoint:
         return tuple(p for p in paths if p not in self.schemes and "embed" not in p)
 
     def read(self, name: str) -> Tensor:
-        """A tensor that belongs to no quantized layer."""
+        """A tensor that is handed on in float."""
+        path = name.removesuffix(_WEIGHT)
+        if path in self.floats:
+            return self.layer(path).dequantized().to(self.source.dtype)
         return self.source.read(name)
 
     def others(self) -> list[Path]:
         """The files that are copied as they are."""
-        return self.source.others()
+        return (self.beside or self.source).others()
 
     def _slot(self, name: str) -> str:
         path, _, end = name.rpartition(".")
-        return f"{path}{_WEIGHT}" if path in self.schemes and end != "bias" else name
+        return f"{path}{_WEIGHT}" if path in self._known and end != "bias" else name
 
     def _weight(self, path: str) -> Tensor:
         return torch.empty(self._shape(path), dtype=self.source.dtype, device="meta")
 
     def _shape(self, path: str) -> tuple[int, int]:
-        return self.form.shape(self.schemes[path], partial(self._read, path))
+        return self.form.shape(path, self._known[path], partial(self._read, path))
 
 
 def open_checkpoint(place: str | os.PathLike[str]) -> QuantizedCheckpoint:

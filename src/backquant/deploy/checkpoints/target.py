@@ -13,15 +13,27 @@ from backquant.deploy.target import Requirement
 from backquant.errors import UsageError
 from backquant.match.plan import Reason
 
-__all__ = ["AWQ", "COMPRESSED_TENSORS", "GGUF", "GPTQ", "MLX", "SOURCE", "CheckpointTarget"]
+__all__ = [
+    "AWQ",
+    "COMPRESSED_TENSORS",
+    "GGUF",
+    "GPTQ",
+    "IGNORE",
+    "MLX",
+    "SOURCE",
+    "CheckpointTarget",
+]
 
 #: The option that names the Hugging Face folder of the float model.
 SOURCE = "source"
+#: The option that names layers of a checkpoint that are written in float.
+IGNORE = "ignore"
 
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """See ``backquant.deploy.target.Target``. Option: ``source``, the Hugging Face folder of the float model.
+    """See ``backquant.deploy.target.Target``. Options: ``source``, the Hugging Face folder of the float
+    model; ``ignore``, patterns of a checkpoint's layers that are written in float.
 
     It is written from layers, not from a graph, so nothing is captured: ``backquant.export`` calls
     ``write_checkpoint``.
@@ -32,7 +44,7 @@ class CheckpointTarget:
     extra: str = "checkpoints"
     suffixes: tuple[str, ...] = ()
     requires: tuple[Requirement, ...] = ()
-    options: tuple[str, ...] = (SOURCE,)
+    options: tuple[str, ...] = (SOURCE, IGNORE)
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """Nothing of a graph is refused."""

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -31,7 +31,7 @@ from backquant.deploy.checkpoints.layer import (
     layer_of,
     quantized_layers,
 )
-from backquant.deploy.checkpoints.read import HubFolder
+from backquant.deploy.checkpoints.read import HubFolder, Source
 from backquant.dtypes import find_dtype
 from backquant.errors import ExportError, UsageError
 from backquant.files import replace_file
@@ -44,21 +44,6 @@ _INDEX = "model.safetensors.index.json"
 _WEIGHT = ".weight"
 _PROGRESS = "backquant.json"
 _SHOWN = 3
-
-
-class Source(Protocol):
-    """What is written anew: names of tensors by shard, a quantized layer as its ``.weight``."""
-
-    @property
-    def place(self) -> Path: ...
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-    @property
-    def shards(self) -> Mapping[str, list[str]]: ...
-    @property
-    def sizes(self) -> Mapping[str, Tensor]: ...
-    def read(self, name: str) -> Tensor: ...
-    def others(self) -> list[Path]: ...
 
 
 @dataclass(frozen=True)
