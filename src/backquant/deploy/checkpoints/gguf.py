@@ -174,5 +174,5 @@ def _rows_in_pairs(layer: Layer, heads: int) -> Layer:
         return in_pairs(tensor, heads) if len(tensor) == len(layer.values) else tensor
 
     names = ("values", "scale", "zero_point", "minimum")
-    parts = {name: getattr(layer, name) for name in names}
+    parts: dict[str, Any] = {name: getattr(layer, name) for name in names}
     return replace(layer, **{name: moved(t) for name, t in parts.items() if t is not None})
