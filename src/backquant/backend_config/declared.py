@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, MISSING, dataclass
+from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from typing_extensions import Self
@@ -94,8 +94,10 @@ def declared(cls: type) -> tuple[Declared, ...]:
 
 def _declarations(cls: type) -> Iterator[Declared]:
     fields = getattr(cls, "__dataclass_fields__", {})
-    for attribute, full in get_type_hints(cls, include_extras=True).items():
-        is_field = get_origin(full) is not ClassVar and full is not KW_ONLY
+    # Python 3.10 takes KW_ONLY for no type
+    names = {"KW_ONLY": ClassVar[None]}
+    for attribute, full in get_type_hints(cls, localns=names, include_extras=True).items():
+        is_field = get_origin(full) is not ClassVar
         if not is_field or (attribute in fields and not fields[attribute].init):
             continue
         hint, *said = get_args(full) if get_origin(full) is Annotated else (full,)
