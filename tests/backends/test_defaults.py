@@ -26,6 +26,7 @@ OURS = (
     "x86_lowbit",
     "litert",
     "litert_micro",
+    "litert_16x8",
     "compressed_tensors",
     "gptq",
     "awq",

@@ -230,7 +230,7 @@ bias_dtype=torch.float32)
         Phrase("rounded {}"),
     ] = None
     requantization: Annotated[
-        Literal["float", "fixed_point", "fixed_point_twice", "shift"] | None,
+        Literal["float", "fixed_point", "fixed_point_twice", "fixed_point_16", "shift"] | None,
         OURS,
         "By which arithmetic sums become results.",
         Phrase("requantized by {}"),

@@ -32,6 +32,7 @@ _BUILT_IN = (
     "x86_lowbit",
     "litert",
     "litert_micro",
+    "litert_16x8",
     "compressed_tensors",
     "gptq",
     "awq",

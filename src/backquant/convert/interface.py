@@ -169,7 +169,7 @@ def _is_static_dequantize(value: Any) -> bool:
 
 #: What the integers of an input are: as its reader quantizes it, of this dtype, or as these say.
 Wish = bool | torch.dtype | QParams
-_DTYPES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
+_DTYPES = {torch.uint8: (0, 255), torch.int8: (-128, 127), torch.int16: (-32768, 32767)}
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 _FIX = (
     'integer_io=True, {"x": True} (an input by name), {0: True} (an output by position),\n'
@@ -392,6 +392,8 @@ def _input_qparams(node: fx.Node, wish: Wish) -> QParams | None:
     read = next((_qparams(user) for user in node.users if _quantizes(user)), None)
     if read is None or isinstance(wish, bool) or read.dtype == wish:
         return read
+    if torch.int16 in (wish, read.dtype):
+        return None  # integers of another width
     (low, high), shift = _DTYPES[wish], 128 if wish == torch.uint8 else -128
     ends = max(low, read.quant_min + shift), min(high, read.quant_max + shift)
     return QParams(read.scale, read.zero_point + shift, *ends, wish)

@@ -224,7 +224,8 @@ def _half_away(x: Tensor) -> Tensor:
 # 2. ``fixed_point``: one multiplication in 64 bits and one rounding shift.
 # 3. ``fixed_point_twice``: gemmlowp's, which TensorFlow Lite computes by default: the high half of the
 # doubled    product, rounded (halves up) and saturated, then a rounding shift (halves away from zero). 4.
-# ``shift``: the multiplier is a power of two, a rounding shift is all there is.
+# ``shift``: the multiplier is a power of two, a rounding shift is all there is. 5. ``fixed_point_16``: as
+# ``fixed_point``, the multiplier rounded to 16 bits: TensorFlow Lite beside activations of 16 bits.
 #
 # Pure functions on int64 tensors; sums have to fit into 32 bits. Sources: gemmlowp,
 # ``fixedpoint/fixedpoint.h`` (SaturatingRoundingDoublingHighMul, RoundingDivideByPOT) and
@@ -244,6 +245,7 @@ class Requantization(Enum):
     FLOAT = "float"
     FIXED_POINT = "fixed_point"
     FIXED_POINT_TWICE = "fixed_point_twice"
+    FIXED_POINT_16 = "fixed_point_16"
     SHIFT = "shift"
 
 
@@ -318,7 +320,9 @@ def requantize_sums(
     """
     if arithmetic is Requantization.FLOAT:
         return round_to(sums.double() * real.double(), rounding).clamp(-_FAR, _FAR).to(torch.int64)
-    sums = sums.to(torch.int64).clamp(_LOW, _HIGH)
+    sums = sums.to(torch.int64)
+    if arithmetic is not Requantization.FIXED_POINT_16:
+        sums = sums.clamp(_LOW, _HIGH)
     if arithmetic is Requantization.SHIFT:
         return _shifted(sums, shift_of(real), rounding)
     multiplier, shift = quantize_multiplier(real)
@@ -326,6 +330,9 @@ def requantize_sums(
         left = (sums << shift.clamp(min=0)).clamp(_LOW, _HIGH)
         product = high_multiply(left, multiplier)
         return divide_by_power(product, (-shift).clamp(min=0), Rounding.HALF_AWAY)
+    if arithmetic is Requantization.FIXED_POINT_16:
+        narrow = ((multiplier + (1 << 15)) >> 16).clamp(max=(1 << 15) - 1)
+        return _shifted(sums * narrow, shift - 15, rounding)
     return _shifted(sums * multiplier, shift - 31, rounding)
 
 

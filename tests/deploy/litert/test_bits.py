@@ -25,11 +25,29 @@ SUMS = {
 }
 
 
-def _files(functions: dict[str, Function], x: torch.Tensor, path: Path) -> tuple[Any, Exported]:
+#: With activations of 16 bits: no kernel of LiteRT's, or tables between whose entries it interpolates.
+NOT_WIDE = ("upscaled", "gelu", "elu", "hardswish", "prelu", "log_softmax")
+NEAR_TABLES = ("over_channels", "sigmoid", "tanh", "softmax", "silu")
+ROUNDED_OTHERWISE = (
+    "leaky_relu",
+    "hardsigmoid",
+    "bilinear",
+    "corners",
+    "mean",
+    "average",
+    "linear",
+)
+#: A multiplier of 16 bits whose rounding is a tie.
+TIES = ("even", "transposed_cut", "flattened", "matmul", "mul_number")
+
+
+def _files(
+    functions: dict[str, Function], x: torch.Tensor, path: Path, backend: str = "litert_micro"
+) -> tuple[Any, Exported]:
     """The integer reference, and the file with integers at its outputs; of one calibration."""
     model = Several(functions).eval()
-    mapping = backquant.get_default_qconfig_mapping("litert_micro")
-    prepared = backquant.prepare_fx(model, mapping, x, backend_config="litert_micro")
+    mapping = backquant.get_default_qconfig_mapping(backend)
+    prepared = backquant.prepare_fx(model, mapping, x, backend_config=backend)
     prepared(x)
     whole = backquant.convert_to_integer_reference(prepared)
     reference = backquant.convert_to_reference_fx(prepared, dialect="decomposed")
@@ -60,6 +78,27 @@ def test_reference_kernels_give_the_bits_of_the_integer_reference(
         if wrong > (max(1, 0.02 * steps.numel()) if name in NEARLY else 0):
             off[name] = wrong
     assert off == {}
+
+
+@pytest.mark.parametrize("table", ["images", "lines", "pools", "values"])
+def test_activations_of_16_bits_are_multiplied_by_16_bits(table: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    every = {"images": IMAGES, "lines": LINES, "pools": POOLS, "values": VALUES}[table]
+    functions = {name: one for name, one in every.items() if name not in NOT_WIDE}
+    x = torch.randn(2, 4, 12) if table == "lines" else torch.randn(2, 4, 9, 8)
+    whole, exported = _files(functions, x, tmp_path / "wide.tflite", "litert_16x8")
+    assert {each.dtype for each in exported.kernels} <= {"int16", "float32"}
+    file = LoadedFile(exported.path.read_bytes(), reference=True)
+    other = torch.randn(x.shape)
+    made = file.run([other.numpy()])
+    for place, (name, one, array) in enumerate(zip(functions, whole(other), made, strict=True)):
+        edge = exported.edges[f"output {place}"]
+        steps = (one / edge.scale + edge.zero_point - torch.from_numpy(np.array(array))).abs()
+        assert steps.max() < (2.5 if name in NEAR_TABLES else 1.5), name
+        if name not in (*NEAR_TABLES, *ROUNDED_OTHERWISE, *NEARLY):
+            assert (steps > 0.5).sum() <= (max(1, 0.03 * steps.numel()) if name in TIES else 0), (
+                name
+            )
 
 
 def test_microcontrollers_run_the_same_file_with_the_same_bits(tmp_path: Path) -> None:

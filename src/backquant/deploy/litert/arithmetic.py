@@ -26,6 +26,8 @@ __all__ = ["CLAMPS", "bounds", "clamp_after", "fused_clamp", "is_clamp", "TABLE"
 
 CLAMPS = (overload("relu"), overload("relu6"), overload("hardtanh"), overload("clamp"))
 
+_LIMITS = {"INT8": (-128, 127), "INT16": (-32768, 32767)}
+
 #: The clamps that kernels have.
 _CODES = {(0.0, math.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
 
@@ -49,12 +51,12 @@ def bounds(node: fx.Node) -> tuple[float, float]:
     return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
-def fused_clamp(node: fx.Node, scales: Scales | None) -> str | None:
+def fused_clamp(node: fx.Node, scales: Scales | None, dtype: str = "INT8") -> str | None:
     """The clamp of a kernel that does the same as ``node``; none is needed where the integers end there
     anyway."""
     low, high = bounds(node)
     if scales is not None:
-        low, high = effective(low, high, scales)
+        low, high = effective(low, high, scales, _LIMITS[dtype])
         if (low, high) == (-math.inf, math.inf):
             return "NONE"
         low, high = bounds(node)
@@ -62,11 +64,11 @@ def fused_clamp(node: fx.Node, scales: Scales | None) -> str | None:
 
 
 def effective(
-    low: float, high: float, scales: Scales, limits: tuple[int, int] = (-128, 127)
+    low: float, high: float, scales: Scales, limits: tuple[int, int]
 ) -> tuple[float, float]:
     """``low`` and ``high``, infinite where no integer lies beyond.
 
-    >>> effective(0.0, 6.0, Scales.one(0.02, -128))
+    >>> effective(0.0, 6.0, Scales.one(0.02, -128), (-128, 127))
     (-inf, inf)
     """
     [scale], [zero_point] = scales.scale, scales.zero_point
@@ -84,8 +86,7 @@ def clamp_after(emitter: Emitter, node: fx.Node, value: Value) -> Value:
     low, high = bounds(node)
     code = _CODES.get((low, high))
     if tensor.scales is not None:
-        limits = (-128, 127) if tensor.dtype == "INT8" else (-32768, 32767)
-        low, high = effective(low, high, tensor.scales, limits)
+        low, high = effective(low, high, tensor.scales, _LIMITS[tensor.dtype])
     if (low, high) == (-math.inf, math.inf):
         return value
     if code is not None:

@@ -271,7 +271,7 @@ class Lowering:
     ) -> None:
         activation = None
         if clamp is not None and rule.fuses:
-            activation = fused_clamp(clamp, call.scales)
+            activation = fused_clamp(clamp, call.scales, call.dtype)
         call.activation = activation or "NONE"
         value = rule.write(call)
         if clamp is not None:

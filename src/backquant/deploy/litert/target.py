@@ -291,6 +291,7 @@ _ARITHMETIC = (
     ("float", "half_even"),
     ("fixed_point_twice", "half_even"),
     ("fixed_point", "half_up"),
+    ("fixed_point_16", "half_up"),
     ("float", "half_up"),
     ("float", "half_away"),
 )
