@@ -36,7 +36,7 @@ def test_what_descriptions_are_made_of(found: object, path: str) -> None:
         (torch._C._abort, "torch._C._abort"),
         (torch.from_file, "torch.from_file"),
         (torch.fx.GraphModule, "torch.fx.GraphModule"),
-        (operator.call, "operator.call"),
+        (operator.methodcaller, "operator.methodcaller"),
         (operator.attrgetter, "operator.attrgetter"),
         (torch, "torch"),
         (backquant.load, "backquant.load"),
