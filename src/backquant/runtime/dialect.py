@@ -39,6 +39,20 @@ from backquant.nn.quantized.quantize_dequantize import QuantizeDequantize
 from backquant.nn.quantized.scaled import Scaled, limited
 from backquant.operators import moves_values
 from backquant.runtime.checkpointed import Origin
+from backquant.runtime.dialect_kernels import (
+    Layer,
+    ToFloats,
+    dynamic_call,
+    dynamic_layer,
+    dynamic_module,
+    embedding,
+    kernels_by_node,
+    layer_to_floats,
+    module_to_floats,
+    recurrent,
+    to_floats,
+    weight_to_floats,
+)
 from backquant.runtime.dialect_operators import (
     BINARY,
     RANGES,
@@ -46,18 +60,12 @@ from backquant.runtime.dialect_operators import (
     Call,
     Numbers,
     PackedWeight,
-    dynamic_call,
-    dynamic_layer,
-    dynamic_module,
-    embedding,
     function_call,
     functional_name,
-    kernels_by_node,
     measures_as_kernels,
     number_call,
     packed_weight,
     put_together,
-    recurrent,
     results_of,
 )
 from backquant.runtime.record import LoweredRecord
@@ -79,6 +87,10 @@ _WEIGHTED: dict[type, type] = {
             *("ConvReLU1d", "ConvReLU2d", "ConvReLU3d"),
         )
     },
+}
+_WITH_RELU: dict[type, type] = {
+    nnqr.Linear: nniq.LinearReLU,
+    **{getattr(nnqr, f"Conv{n}d"): getattr(nniq, f"ConvReLU{n}d") for n in (1, 2, 3)},
 }
 _FUNCTIONS: dict[type, type] = {
     **{
@@ -130,10 +142,8 @@ def shown_of(
     record: LoweredRecord, origin: Origin | None, lowered: fx.GraphModule
 ) -> fx.GraphModule | None:
     """What a lowered model shows: its reference model in PyTorch's dialect, or ``None`` where it shows its
-    kernels (other engines; exported and loaded models)."""
-    if origin is None or record.interface:
-        return None
-    if record.engine is None or record.engine.name not in _ENGINES:
+    kernels (other engines; loaded models)."""
+    if origin is None or record.engine is None or record.engine.name not in _ENGINES:
         return None
     in_float = {reason.node for reason in record.left_in_float}
     return in_torch_dialect(origin.reference, record.engine.name, in_float, lowered)
@@ -277,23 +287,55 @@ class _Dialect:
             return
         is_relu = self._is_relu(last)
         layer = dynamic_layer(last, kernel, is_relu)
-        if layer is None:
+        if layer is not None:
+            self._dynamic(last, layer)
             return
+        found = layer_to_floats(last, kernel, is_relu)
+        if found is not None:
+            self._to_floats(last, found)
+
+    def _dynamic(self, last: fx.Node, layer: Layer) -> None:
         if layer.node.op == "call_module":
-            self._put(layer.node, dynamic_module(layer.kernel, self._called(layer.node)))
-            layer.node.args, layer.node.kwargs = (layer.source,), {}
-            new = layer.node
-        else:
-            name, packed, rest = dynamic_call(layer.kernel)
-            with self.graph.inserting_before(layer.node):
-                weight = self._packed_buffer(layer.node, packed)
-                args = (layer.source, weight, *rest)
-                new = self.graph.call_function(getattr(torch.ops.quantized, name), args)
-            new.meta.update(layer.node.meta)
-        for old in dict.fromkeys((last, layer.node)):
-            if old is not new:
-                old.replace_all_uses_with(new)
-                self.graph.erase_node(old)
+            module = dynamic_module(layer.kernel, self._called(layer.node))
+            self._layer_by_kernel(last, layer.node, layer.source, module)
+            return
+        name, packed, rest = dynamic_call(layer.kernel)
+        function = getattr(torch.ops.quantized, name)
+        self._function_by_kernel(last, layer.node, function, (layer.source, packed, *rest))
+
+    def _to_floats(self, last: fx.Node, layer: ToFloats) -> None:
+        module = self._called(layer.node)
+        if module is None:
+            packed = weight_to_floats(layer.kernel)
+            self._function_by_kernel(last, layer.node, to_floats, (layer.source, packed))
+            return
+        kinds = _WEIGHTED if last is layer.node else _WITH_RELU
+        if type(module) in kinds:
+            made = module_to_floats(kinds[type(module)], module, layer.kernel)
+            self._layer_by_kernel(last, layer.node, layer.source, made)
+
+    def _layer_by_kernel(
+        self, last: fx.Node, node: fx.Node, source: fx.Node, module: nn.Module
+    ) -> None:
+        self._put(node, module)
+        node.args, node.kwargs = (source,), {}
+        self._stands_for(node, last)
+
+    def _function_by_kernel(
+        self, last: fx.Node, node: fx.Node, function: Any, args: tuple[Any, ...]
+    ) -> None:
+        """``args``: what is read, and a packed weight."""
+        with self.graph.inserting_before(node):
+            weight = self._packed_buffer(node, args[1])
+            new = self.graph.call_function(function, (args[0], weight, *args[2:]))
+        new.meta.update(node.meta)
+        self._stands_for(new, last, node)
+
+    def _stands_for(self, new: fx.Node, *old: fx.Node) -> None:
+        for node in dict.fromkeys(old):
+            if node is not new:
+                node.replace_all_uses_with(new)
+                self.graph.erase_node(node)
 
     def _recurrent(self, node: fx.Node) -> None:
         """A static LSTM; what it gives has the scales that were measured, or those of its last layer."""
@@ -368,6 +410,8 @@ class _Dialect:
             relu, node = node, node.args[0]
             if not isinstance(node, fx.Node) or len(node.users) > 1:
                 return
+            if self._module(quantize, node, relu):
+                return
         if functional_name(node):
             self._functional(quantize, node, relu)
         elif not self._binary(quantize, node, relu):
@@ -386,10 +430,11 @@ class _Dialect:
         node.target = path
         self.values[path] = module
 
-    def _module(self, quantize: fx.Node, node: fx.Node) -> bool:
+    def _module(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None = None) -> bool:
         """A module with a scale of its own."""
         module = self._called(node)
-        kind = _WEIGHTED.get(type(module)) or _FUNCTIONS.get(type(module))
+        kinds = {**_WEIGHTED, **_FUNCTIONS} if relu is None else _WITH_RELU
+        kind = kinds.get(type(module))
         sources = [self._integers(value) for value in node.args]
         if module is None or kind is None or node.kwargs or not sources:
             return False
@@ -410,6 +455,8 @@ class _Dialect:
         made.limits = limits
         self._put(node, made)
         node.args = tuple(sources)
+        if relu is not None:
+            self._stands_for(node, relu)
         self._end(quantize, node)
         return True
 

@@ -31,13 +31,10 @@ _NUMBERS = ("weight_scale", "weight_zero_point")
 
 
 class _Between(Weighted):
-    """Floats or indices in, floats out. ``kernel`` makes what computes them of the tensors, by name; without
-    one PyTorch's operator does."""
-
-    kernel: Callable[[Mapping[str, Any]], Callable[..., Any]] | None = None
+    """Floats or indices in, floats out."""
 
     def _prepack(self) -> Any:
-        return self._operator() if self.kernel is None else self.kernel(self._buffers)
+        return self._operator()
 
     def _operator(self) -> Callable[..., torch.Tensor]:
         raise NotImplementedError

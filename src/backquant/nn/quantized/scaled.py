@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any, TypeVar
@@ -72,7 +72,7 @@ def changed() -> None:
 
 
 _ScaledT = TypeVar("_ScaledT", bound="Scaled")
-_SIGNED = 128
+SIGNED = 128
 _TENSORS = ("weight", "weight_scale", "weight_zero_point", "bias")
 _ENDS = ("min", "max")
 _BY_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric)
@@ -189,6 +189,8 @@ class Scaled(nn.Module):
         return ", ".join(filter(None, (super().extra_repr(), self._qparams_repr())))
 
     def _qparams_repr(self) -> str:
+        if self._buffers.get("scale") is None:
+            return "dtype=torch.float32"
         return f"scale={self.scale}, zero_point={self.zero_point}"
 
 
@@ -220,7 +222,7 @@ def limited(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return torch._make_per_tensor_quantized_tensor(integers, x.q_scale(), x.q_zero_point())
 
 
-def _moved(x: torch.Tensor, by: int) -> torch.Tensor:
+def moved(x: torch.Tensor, by: int) -> torch.Tensor:
     storage = torch.uint8 if by > 0 else torch.int8
     integers = (x.int_repr().to(torch.int16) + by).to(storage)
     return torch._make_per_tensor_quantized_tensor(integers, x.q_scale(), x.q_zero_point() + by)
@@ -232,10 +234,13 @@ class Weighted(Scaled):
     ``weight()`` is the quantized tensor, ``bias()`` the float bias or ``None``, as of PyTorch's modules;
     in the ``state_dict``: ``weight`` (integers), ``weight_scale``, ``weight_zero_point``, ``bias``.
     ``packing``: the setting of the engine to pack the weight for. ``saturates``: the engine's sums would, on
-    this CPU; ``real``, the float function, and one rounding take their place.
+    this CPU; ``real``, the float function, and one rounding take their place. ``kernel`` makes what computes
+    the result of the tensors, by name; without one PyTorch's operator does. A layer of integers whose result
+    is float has a kernel, and no scale.
     """
 
     packing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    kernel: Callable[[Mapping[str, Any]], Callable[..., torch.Tensor]] | None = None
     saturates: bool = False
     real: Callable[..., torch.Tensor]
 
@@ -298,6 +303,9 @@ class Weighted(Scaled):
         self._buffers.update(zip(_TENSORS, held, strict=True))
 
     def _computed(self, *inputs: torch.Tensor) -> torch.Tensor:
+        if self.kernel is not None:
+            found: torch.Tensor = self._packed(*inputs)
+            return found
         if not self.saturates:
             signed = inputs[0].dtype == torch.qint8
             return self._unsigned(*inputs) if signed else self.compute(*inputs)
@@ -308,8 +316,8 @@ class Weighted(Scaled):
         """As kernels do with int8: integers and zero points move up by 128, and back."""
         _ = self._packed
         twin = bare(type(self), vars(self))
-        twin._buffers = {**self._buffers, "zero_point": _held(self, "zero_point") + _SIGNED}
-        return _moved(twin.compute(*(_moved(x, _SIGNED) for x in inputs)), -_SIGNED)
+        twin._buffers = {**self._buffers, "zero_point": _held(self, "zero_point") + SIGNED}
+        return moved(twin.compute(*(moved(x, SIGNED) for x in inputs)), -SIGNED)
 
     def weight(self) -> torch.Tensor:
         """The weight as a quantized tensor."""
@@ -356,7 +364,8 @@ class Weighted(Scaled):
         kept: Any = self.__dict__.get("_cached")
         if kept is None or kept[0] != now:
             with self.packing():
-                kept = self.__dict__["_cached"] = now, self._prepack()
+                made = self._prepack() if self.kernel is None else self.kernel(self._buffers)
+            kept = self.__dict__["_cached"] = now, made
         return kept[1]
 
     def _prepack(self) -> Any:
