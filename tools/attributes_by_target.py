@@ -13,8 +13,10 @@ where that is refused), run by its runtime at several batch sizes, and compared 
 
 Each call stands twice in its model: a layer on integers reads the one result, a float operator the other.
 Cells with the same inputs share a model; of one that is refused, the cells that the error names are run
-apart (it is halved where it names none), and a cell that differs is run alone. A call that says what the
-default is has the outcome of the call without it.
+apart (it is halved where it names none), and a cell that differs is run alone: what is equal alone "differs
+beside others", and so do the cells of a model that is not taken while its parts are. Models are made and run
+in a process of their own, so that a runtime that crashes ends one model. A call that says what the default is
+has the outcome of the call without it.
 With ``--results FILE`` outcomes are appended to a file of JSON lines, and what it holds is not run again.
 Exit status: 0 when each cell is equal or refused, 1 otherwise, 2 for bad usage.
 """
@@ -25,6 +27,7 @@ import argparse
 import inspect
 import itertools
 import json
+import multiprocessing
 import re
 import sys
 from collections import Counter
@@ -77,7 +80,9 @@ SIZES = (3, 17, 2, 5)
 MOST = 48  # cells of one model
 NEAR = 40.0  # dB
 EXACT = "equal without this CPU's shortcuts"
-FINDINGS = ("differs", "raises")
+BESIDE = "differs beside others"
+NOT_TAKEN = ("refused", "raises", "crashes")
+FINDINGS = ("differs", BESIDE, "raises", "crashes")
 #: Plain values by name; name, type and base of what is varied.
 _Arguments = tuple[dict[str, Any], list[tuple[str, str, Any]]]
 
@@ -408,18 +413,61 @@ def _unchanged(shape: Sequence[int], factor: float = 1.0) -> nn.Module:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``status``: equal, equal at fixed sizes, refused, differs, raises; or ``EXACT``, where only sums of 16
-    bits, which the runtime takes on a CPU without VNNI, are others."""
+    """``status``: equal, equal at fixed sizes, refused, or one of ``FINDINGS``; or ``EXACT``, where only sums
+    of 16 bits, which the runtime takes on a CPU without VNNI, are others."""
 
     status: str
     words: str = ""
 
 
-def outcomes(target: str, cells: Sequence[Cell]) -> list[Outcome]:
+class Child:
+    """A process that makes and runs models of ``cells``; another one follows it where it crashes."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.cells = {cell.name: cell for cell in cells}
+        self._start()
+
+    def _start(self) -> None:
+        self.here, there = multiprocessing.Pipe()
+        self.process = multiprocessing.get_context("fork").Process(target=self._run, args=(there,))
+        self.process.start()
+        there.close()
+
+    def _run(self, there: Any) -> None:
+        self.here.close()
+        torch.set_num_threads(1)  # those of the parent are not here
+        while True:
+            try:
+                target, names, is_free = there.recv()
+            except EOFError:
+                return
+            there.send(_outcomes(target, [self.cells[name] for name in names], is_free=is_free))
+
+    def ask(self, target: str, cells: Sequence[Cell], *, is_free: bool) -> list[Outcome]:
+        """The outcome of each cell in one model."""
+        self.here.send((target, [cell.name for cell in cells], is_free))
+        try:
+            found: list[Outcome] = self.here.recv()
+        except EOFError:
+            self.process.join()
+            found = [Outcome("crashes", f"exit status {self.process.exitcode}")] * len(cells)
+            self._start()
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self.here.close()
+        self.process.join()
+
+
+_Ask = Callable[..., list[Outcome]]  # (cells, *, is_free)
+
+
+def outcomes(ask: _Ask, cells: Sequence[Cell]) -> list[Outcome]:
     """One for each cell; what free sizes are refused for is tried at fixed ones."""
-    found = _apart(target, cells, _parts_by_size(cells), is_free=True)
+    found = _apart(ask, cells, _parts_by_size(cells), is_free=True)
     refused = [place for place, outcome in enumerate(found) if outcome.status == "refused"]
-    fixed = _together(target, [cells[place] for place in refused], is_free=False)
+    fixed = _together(ask, [cells[place] for place in refused], is_free=False)
     for place, outcome in zip(refused, fixed, strict=True):
         is_equal = outcome.status == "equal"
         words = found[place].words
@@ -428,29 +476,56 @@ def outcomes(target: str, cells: Sequence[Cell]) -> list[Outcome]:
 
 
 def _apart(
-    target: str, cells: Sequence[Cell], parts: Sequence[Sequence[int]], *, is_free: bool
+    ask: _Ask, cells: Sequence[Cell], parts: Sequence[Sequence[int]], *, is_free: bool
 ) -> list[Outcome]:
     """The outcomes of ``cells``, of which each of ``parts`` shares a model."""
     found: dict[int, Outcome] = {}
     for part in parts:
-        outcomes_of_part = _together(target, [cells[place] for place in part], is_free=is_free)
+        outcomes_of_part = _together(ask, [cells[place] for place in part], is_free=is_free)
         found |= zip(part, outcomes_of_part, strict=True)
     return [found[place] for place in range(len(cells))]
 
 
-def _together(target: str, cells: Sequence[Cell], *, is_free: bool) -> list[Outcome]:
+def _together(ask: _Ask, cells: Sequence[Cell], *, is_free: bool) -> list[Outcome]:
     """Of cells in one model. Of a model that is not taken, what the error names is run apart; it is halved
     where it names none. What differs is run alone."""
-    found = _outcomes(target, cells, is_free=is_free) if cells else []
+    found = ask(cells, is_free=is_free) if cells else []
     if len(cells) < 2:
         return found
-    if any(outcome.status in ("refused", "raises") for outcome in found):
+    if found[0].status in NOT_TAKEN:
         if _is_all_refused(found[0], cells):
             return found
-        return _apart(target, cells, _parts_by_words(cells, found[0].words), is_free=is_free)
+        parts = _parts_by_words(cells, found[0].words)
+        apart = _apart(ask, cells, parts, is_free=is_free)
+        if any(outcome.status in (*NOT_TAKEN, *FINDINGS) for outcome in apart):
+            return apart
+        return _beside(ask, cells, found[0], apart, is_free=is_free)
     return [
-        outcome if outcome.status != "differs" else _alone(target, cell, outcome, is_free=is_free)
+        outcome if outcome.status != "differs" else _alone(ask, cell, outcome, is_free=is_free)
         for cell, outcome in zip(cells, found, strict=True)
+    ]
+
+
+def _beside(
+    ask: _Ask, cells: Sequence[Cell], whole: Outcome, apart: list[Outcome], *, is_free: bool
+) -> list[Outcome]:
+    """Of cells whose parts are taken and whose model is not: those without which it is."""
+    needed = [*range(len(cells))]
+    size = len(needed) // 2
+    while size:
+        for start in range(0, len(needed), size):
+            rest = [*needed[:start], *needed[start + size :]]
+            if (
+                rest
+                and ask([cells[place] for place in rest], is_free=is_free)[0].status in NOT_TAKEN
+            ):
+                needed = rest
+                break
+        else:
+            size //= 2
+    return [
+        Outcome(BESIDE, whole.words) if place in needed else outcome
+        for place, outcome in enumerate(apart)
     ]
 
 
@@ -490,12 +565,10 @@ def _middle(cells: Sequence[Cell]) -> int:
     return min(changes or [len(cells) // 2], key=lambda place: abs(place - len(cells) // 2))
 
 
-def _alone(target: str, cell: Cell, beside: Outcome, *, is_free: bool) -> Outcome:
+def _alone(ask: _Ask, cell: Cell, beside: Outcome, *, is_free: bool) -> Outcome:
     """Of a cell whose result differed in a model with others."""
-    [alone] = _outcomes(target, [cell], is_free=is_free)
-    return (
-        alone if alone.status in FINDINGS else Outcome("differs", f"{beside.words}, beside others")
-    )
+    [alone] = ask([cell], is_free=is_free)
+    return alone if alone.status in FINDINGS else Outcome(BESIDE, beside.words)
 
 
 def _outcomes(target: str, cells: Sequence[Cell], *, is_free: bool) -> list[Outcome]:
@@ -603,25 +676,31 @@ def difference(wanted: torch.Tensor, result: torch.Tensor, step: float = 0.0) ->
 def run(wanted: Sequence[Cell], targets: Sequence[str], path: Path | None) -> list[dict[str, str]]:
     """All rows: known ones, and those that are run now."""
     rows = known(path)
-    by_inputs: dict[Any, list[Cell]] = {}
-    for cell in wanted:
-        by_inputs.setdefault((cell.shapes, cell.least), []).append(cell)
-    for target, group in itertools.product(targets, by_inputs.values()):
-        alike: dict[str, list[Cell]] = {}
-        for cell in group:
-            if (target, cell.name) not in rows:
-                alike.setdefault(cell.call, []).append(cell)
-        missing = [*alike.values()]
-        for start in range(0, len(missing), MOST):
-            part = missing[start : start + MOST]
-            found = outcomes(target, [same[0] for same in part])
-            for cell, outcome in (
-                (cell, one) for same, one in zip(part, found, strict=True) for cell in same
-            ):
-                rows[target, cell.name] = row = _row(target, cell, outcome)
-                _append(row, path)
+    child = Child(wanted)
+    try:
+        for target in targets:
+            missing = [cell for cell in wanted if (target, cell.name) not in rows]
+            for part in shared(missing):
+                found = outcomes(partial(child.ask, target), [same[0] for same in part])
+                for same, outcome in zip(part, found, strict=True):
+                    for cell in same:
+                        rows[target, cell.name] = row = _row(target, cell, outcome)
+                        _append(row, path)
+    finally:
+        child.close()
     asked = {(target, cell.name) for target in targets for cell in wanted}
     return [row for key, row in rows.items() if key in asked]
+
+
+def shared(cells: Sequence[Cell]) -> Iterator[list[list[Cell]]]:
+    """The cells of each model, alike ones together."""
+    by_inputs: dict[Any, dict[str, list[Cell]]] = {}
+    for cell in cells:
+        group = by_inputs.setdefault((cell.shapes, cell.least), {})
+        group.setdefault(cell.call, []).append(cell)
+    for group in by_inputs.values():
+        alike = [*group.values()]
+        yield from (alike[start : start + MOST] for start in range(0, len(alike), MOST))
 
 
 def _row(target: str, cell: Cell, outcome: Outcome) -> dict[str, str]:

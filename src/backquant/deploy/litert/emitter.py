@@ -25,7 +25,7 @@ from backquant.deploy.litert.lowered_values import (
     sizes_of,
     stored,
 )
-from backquant.deploy.litert.network import Network, Operation, Scales, Tensor, dtype_name
+from backquant.deploy.litert.network import Array, Network, Operation, Scales, Tensor, dtype_name
 
 __all__ = [
     "Emitter",
@@ -57,7 +57,10 @@ class Emitter:
     def emit(
         self, code: str, inputs: Sequence[Tensor | None], output: Tensor, **options: Any
     ) -> Tensor:
-        """Append one operator; its output."""
+        """Append one operator; its output. The interpreter crashes where a list of axes, or another constant
+        operand, has no values; it has sizes of none for results without axes."""
+        if code != "RESHAPE" and any(t is not None and _is_empty(t.data) for t in inputs):
+            raise UnsupportedError(f"{code} with a constant without values")
         self.network.operations.append(
             Operation(code, tuple(inputs), (output,), options, self.node)
         )
@@ -178,6 +181,10 @@ class Emitter:
             )
         tensor = self._constants[key]
         return Value(tensor, plain(len(tensor.shape)))
+
+
+def _is_empty(data: Array | None) -> bool:
+    return data is not None and not data.size
 
 
 def quantized_constant(constant: Constant, scales: Scales | None, dtype: str) -> Tensor:

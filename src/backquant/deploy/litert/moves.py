@@ -318,11 +318,14 @@ def _repeat(call: Call) -> Value:
 
 
 def _flip(call: Call) -> Value:
+    """One operator for each axis: of several, the kernel takes neighbours only."""
     value = _source(call)
-    axes = [value.layout.index(axis % len(value.shape)) for axis in call.arg("dims")]
-    return call.emit(
-        "REVERSE_V2", (value.tensor, call.emitter.integers(axes, "axes")), value.layout
-    )
+    tensor = value.tensor
+    for axis in call.arg("dims"):
+        place = call.emitter.integers([value.layout.index(axis % len(value.shape))], "axis")
+        made = call.emitter.like(tensor, tensor.shape, signature=tensor.signature)
+        tensor = call.emitter.emit("REVERSE_V2", (tensor, place), made)
+    return Value(tensor, value.layout)
 
 
 def _gather(call: Call) -> Value:

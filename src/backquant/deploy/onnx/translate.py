@@ -7,6 +7,7 @@
    none.
 4. GELU is written in the order of operators that runtimes recognise and fuse.
 5. A dynamically quantized activation is ``DynamicQuantizeLinear``.
+6. ``input_scale`` of ELU is a factor of what is below zero only; the exporter has it as one of all values.
 
 Sources: ONNX operator documentation, QuantizeLinear-13, DequantizeLinear-13, DynamicQuantizeLinear-11,
 GlobalAveragePool-1.
@@ -284,6 +285,7 @@ def translations() -> Table:
         torch.ops.backquant.dequantize_float8.default: _dequantize_float8,
         torch.ops.backquant.dequantize_blocks.default: _dequantize_blocks,
         **dict.fromkeys(overloads("gelu"), _gelu),
+        overload("elu"): _elu,
         **dict.fromkeys(overloads(*_ADAPTIVE), _adaptive_avg_pool),
         **{overload(f"avg_pool{dims}d"): average_pool(dims) for dims in (1, 2, 3)},
         **{overload(f"max_pool{dims}d"): max_pool(dims) for dims in (1, 2, 3)},
@@ -479,6 +481,18 @@ def _gelu(self: Any, approximate: str = "none") -> Any:
         return op.Mul(op.Mul(self, op.Add(op.Tanh(inner), _float(1.0))), _float(0.5))
     error = op.Erf(op.Div(self, _float(math.sqrt(2.0))))
     return op.Mul(op.Mul(self, op.Add(error, _float(1.0))), _float(0.5))
+
+
+def _elu(self: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    """Rule 6: scale * (max(x, 0) + alpha * (exp(input_scale * min(x, 0)) - 1))."""
+    op = _op()
+    if input_scale == 1:
+        made = op.Elu(self, alpha=float(alpha))
+    else:
+        below = op.Mul(op.Min(self, _float(0.0)), _float(input_scale))
+        curve = op.Mul(op.Sub(op.Exp(below), _float(1.0)), _float(alpha))
+        made = op.Add(op.Relu(self), curve)
+    return made if scale == 1 else op.Mul(made, _float(scale))
 
 
 def _adaptive_avg_pool(self: Any, output_size: Any) -> Any:
