@@ -5,6 +5,7 @@ All operators and targets: ``tools/attributes_by_target.py``.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,8 @@ ONCE_WRONG = {
     ),
     ("onnx", "aten.conv_transpose2d.input"): ("output_padding=[0]",),
     ("onnx", "aten.squeeze.dim"): ("dim=2",),
+    ("onnx", "aten.elu.default"): ("input_scale=0.5", "alpha=0.5, scale=2.0, input_scale=0.5"),
+    ("litert", "aten.flip.default"): ("dims=[]", "dims=[1, 2]"),
 }
 
 
@@ -100,3 +103,26 @@ def test_a_difference_is_a_finding(tool: ModuleType, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tool, "find_target", lambda *target: None)
     [row] = tool.run([cell], ["onnx"], None)
     assert row["status"] == "differs"
+
+
+def test_a_runtime_that_crashes_ends_one_model(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [*tool.every_cell(["aten.clone"])]
+    monkeypatch.setattr(tool, "_outcomes", lambda *_, **__: os._exit(11))
+    child = tool.Child(cells)
+    assert [each.status for each in child.ask("onnx", cells, is_free=True)] == ["crashes"]
+    child.close()
+
+
+def test_a_model_that_is_not_taken_while_its_parts_are(tool: ModuleType) -> None:
+    cells = [*tool.every_cell(["aten.leaky_relu.default"])][:6]
+    pair = {cells[1].name, cells[4].name}
+
+    def ask(asked: list[Any], *, is_free: bool) -> list[Any]:
+        status = "refused" if pair <= {cell.name for cell in asked} else "equal"
+        return [tool.Outcome(status, "0.0 dB")] * len(asked)
+
+    found = tool.outcomes(ask, cells)
+    named = zip(cells, found, strict=True)
+    assert {cell.name for cell, each in named if each.status == tool.BESIDE} == pair
