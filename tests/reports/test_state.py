@@ -6,7 +6,9 @@ import copy
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -115,7 +117,116 @@ class Previous(nn.Module):
         return x + hidden
 
 
+class Keys:
+    """A cache of keys, as a class of the user's own."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+
+    def update(self, x: Tensor) -> Tensor:
+        self.keys = x if self.keys is None else torch.cat([self.keys, x])
+        return self.keys
+
+
+class InAnObject(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Keys()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.cache.update(x.mean(0, keepdim=True)).sum(0)
+
+
+class InANamespace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = SimpleNamespace(calls=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.held.calls += 1
+        return x / self.held.calls
+
+
+class InAnArray(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = np.zeros(8, np.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.offset += 1
+        return x + torch.from_numpy(self.offset.copy())
+
+
+class InAHiddenModule(nn.Module):
+    """In a list, so that the other module's buffers are no part of the ``state_dict``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [Averaged()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hidden[0](x)
+
+
+class Countdown(nn.Module):
+    """Other values for the first three calls: the number is compared, not computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        return x * (2.0 if self.left >= 0 else 1.0)
+
+
+class FirstCall(nn.Module):
+    """The first call is another than all later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "first"
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = 2.0 if self.phase == "first" else 1.0
+        self.phase = "later"
+        return x * scale
+
+
+class FirstSeen(nn.Module):
+    """Keeps the first inputs for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first is None:
+            self.first = x.mean(0)
+        return x - self.first
+
+
+class OtherMemory(Averaged):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.data = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+
+
+class Adapting(nn.Module):
+    """Brings its batch norm to training, whatever the mode of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.train()
+        return self.norm(x)
+
+
 STATEFUL = [Averaged, InPlace, Copied, Ring, Cache, Counter, Growing, Window, Previous]
+STATEFUL += [InAnObject, InANamespace, InAnArray, InAHiddenModule, Countdown, FirstCall]
+STATEFUL += [FirstSeen, OtherMemory, Adapting]
 
 
 class KeptMaps(nn.Module):
@@ -137,6 +248,34 @@ class Table(nn.Module):
         if self.table is None:
             self.table = torch.linspace(0, 1, 8)
         return x + self.table
+
+
+class Settings:
+    """Looked at by every call, changed by none."""
+
+    def __init__(self) -> None:
+        self.scale, self.names = 2.0, {"x": [1, 2]}
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.settings.scale
+
+
+class Profiled(nn.Module):
+    """A counter that no result depends on, in an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.profile = SimpleNamespace(calls=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.profile.calls += 1
+        return torch.relu(x)
 
 
 class Between(nn.Module):
@@ -189,17 +328,14 @@ def test_state_of_the_model_itself_is_refused_by_name(
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(self.layer(x))
 
-    names = {
-        *vars(kind()),
-        *dict(kind().named_buffers()),
-    } - set(vars(nn.Module()))
+    names = {*vars(kind()), *dict(kind().named_buffers())} - set(vars(nn.Module()))
     with pytest.raises(CaptureError, match="which the next call reads") as caught:
         backquant.quantize(Whole().eval(), calibration=BATCHES, backend=backend)
     assert any(repr(name) in caught.value.what for name in names)
     snapshot(kind.__name__, caught.value)
 
 
-@pytest.mark.parametrize("kind", [KeptMaps, Table])
+@pytest.mark.parametrize("kind", [KeptMaps, Table, Configured, Profiled])
 def test_what_no_later_call_reads_is_no_state(kind: type) -> None:
     model = Between(kind).eval()
     quantized = backquant.quantize(model, calibration=BATCHES, backend="x86", slower="keep")
@@ -215,9 +351,8 @@ def test_the_names_of_fx_keep_state_too(kind: type) -> None:
     mapping = get_default_qconfig_mapping("x86")
     prepared = backquant.prepare_fx(model, mapping, (BATCHES[0],))
     with torch.no_grad():
-        first = prepared(BATCHES[0])
-        assert torch.allclose(first, before(BATCHES[0]), atol=1e-5)
-        assert torch.allclose(prepared(BATCHES[1]), before(BATCHES[1]), atol=1e-5)
+        for x in BATCHES:
+            assert torch.allclose(prepared(x), before(x), atol=1e-5)
     quantized = backquant.convert_fx(prepared)
     with torch.no_grad():
         assert _decibels(before(BATCHES[2]), quantized(BATCHES[2])) > 10
@@ -261,6 +396,24 @@ def test_recipes_compare_call_by_call(snapshot: Callable[..., None]) -> None:
     snapshot("recipe", refused.value)
 
 
+def test_a_global_that_an_export_spoils_is_named(snapshot: Callable[..., None]) -> None:
+    held: dict[str, Tensor] = {}
+
+    class Global(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer(x)
+            held["mean"] = 0.5 * held.get("mean", 0.0) + x.mean(0)
+            return x + held["mean"]
+
+    with pytest.raises(CaptureError) as refused:
+        backquant.quantize(Global().eval(), calibration=BATCHES, capture="export")
+    snapshot("global", refused.value)
+
+
 def _follows(model: nn.Module) -> None:
     """What holds the state is a submodule."""
     backquant.quantize(model.eval(), calibration=BATCHES, backend="x86", slower="keep")
@@ -289,5 +442,6 @@ def _exported(folder: Path) -> None:
 
 BY_HAND = {
     "move these lines": lambda _, n: _follows(Between(n["kind"])),
+    "hold them in a buffer": lambda *_: _follows(Between(Averaged)),
     "pass the state as an input": lambda _, n: _exported(n["tmp_path"]),
 }

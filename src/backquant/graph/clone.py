@@ -7,29 +7,35 @@ the user passed in is never touched.
 from __future__ import annotations
 
 import copy
+import enum
 import functools
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from backquant.graph.hooks import hold_computed_weights
+from backquant.graph.objects import attributes
 from backquant.identifiers import attribute, identifier, label
 
 # Containers in which a module may keep references to its submodules.
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, deque})
-_DEPTH = 3
+_DEPTH = 4
+_HEAP_TYPE = 1 << 9  # a class that was made by a class statement
+_FOREIGN = frozenset({"torch", "backquant", *sys.stdlib_module_names})
+_COPYING = ("__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__")
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 # Types whose values contain no module.
-_ATOMS = frozenset(
-    {bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.qscheme}
-)
+_NUMBERS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.qscheme})
+_ATOMS = _NUMBERS | {torch.Tensor, nn.Parameter}
 
 
 def shallow_copy(model: nn.Module) -> nn.Module:
@@ -38,8 +44,8 @@ def shallow_copy(model: nn.Module) -> nn.Module:
     Invariants
 
     1. A submodule that stands in several places stands in the same places of the copy, once copied.
-    2. Dictionaries and lists of the modules (parameters, hooks, own attributes) are new, so that
-       adding to or removing from the copy leaves ``model`` as it is.
+    2. Dictionaries and lists of the modules (parameters, hooks, own attributes) are new, and so are objects
+       of the user's classes in them, so that adding to or removing from the copy leaves ``model`` as it is.
     3. TorchScript modules cannot be copied and are shared.
 
     >>> conv = nn.Conv2d(1, 1, 1)
@@ -48,7 +54,7 @@ def shallow_copy(model: nn.Module) -> nn.Module:
     >>> copied[0] is conv, copied[0] is copied[1], copied[0].weight is conv.weight
     (False, True, True)
     """
-    copies: dict[int, nn.Module] = {}
+    copies: dict[int, Any] = {}
     modules = list(model.modules())
     for module in modules:
         copies[id(module)] = _blank(module)
@@ -56,7 +62,8 @@ def shallow_copy(model: nn.Module) -> nn.Module:
         copied = copies[id(module)]
         if copied is not module:
             copied.__dict__.update(_state(vars(module), copies))
-    return copies[id(model)]
+    made: nn.Module = copies[id(model)]
+    return made
 
 
 def without_parametrizations(copied: nn.Module) -> nn.Module:
@@ -83,8 +90,8 @@ def without_parametrizations(copied: nn.Module) -> nn.Module:
 
 
 def own_buffers(model: nn.Module) -> nn.Module:
-    """A shallow copy whose buffers, and tensors that are plain attributes, are its own: running it leaves
-    those of the original alone.
+    """A shallow copy whose buffers, and tensors in its attributes, are its own: running it leaves those of
+    the original alone.
 
     >>> bn = nn.BatchNorm1d(2)
     >>> copied = own_buffers(bn)
@@ -92,16 +99,26 @@ def own_buffers(model: nn.Module) -> nn.Module:
     (False, True)
     """
     copied = shallow_copy(model)
-    _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
-    for part in copied.modules():
-        if not isinstance(part, torch.jit.ScriptModule):
-            _replace_plain_tensors(part)
+    _own_state(copied)
     return copied
 
 
-def _replace_plain_tensors(part: nn.Module) -> None:
-    plain = [name for name, value in vars(part).items() if type(value) is torch.Tensor]
-    vars(part).update({name: vars(part)[name].detach().clone() for name in plain})
+def _own_state(copied: nn.Module) -> None:
+    """Give ``copied`` buffers and attributes of its own, the tensors and arrays in them too."""
+    made = _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
+    made |= {id(part): part for part in copied.modules()}
+
+    def own(value: Any) -> Any:
+        if type(value) is torch.Tensor:
+            return made.setdefault(id(value), value.detach().clone())
+        return value.copy() if isinstance(value, np.ndarray) else value
+
+    for part in copied.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            continue
+        held = vars(part)
+        kept = [n for n, v in held.items() if n not in _OF_MODULES and type(v) not in _NUMBERS]
+        held.update({name: rebuilt(held[name], own, made) for name in kept})
 
 
 @contextmanager
@@ -123,8 +140,8 @@ def with_own_buffers(copied: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def with_own_state(copied: nn.Module) -> Iterator[None]:
-    """As ``with_own_buffers``, and with copies of attributes that are tensors, lists and dictionaries; what a
-    call assigns is gone, too.
+    """As ``with_own_buffers``, and with copies of attributes, and of the tensors in them; what a call assigns
+    is gone, too.
 
     >>> module = nn.Identity()
     >>> module.seen = []
@@ -135,12 +152,9 @@ def with_own_state(copied: nn.Module) -> Iterator[None]:
     ([], False)
     """
     parts = [part for part in copied.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    with with_own_buffers(copied), _as_before([vars(part) for part in parts]):
-        for part in parts:
-            _replace_plain_tensors(part)
-            own = {n: v for n, v in vars(part).items() if n not in _OF_MODULES}
-            held = {n: copy.copy(v) for n, v in own.items() if type(v) in _CONTAINERS}
-            vars(part).update(held)
+    tables = [vars(part) for part in parts]
+    with _as_before([*tables, *(part._buffers for part in parts if part._buffers)]):
+        _own_state(copied)
         yield
 
 
@@ -188,8 +202,9 @@ def _own_parameter(parameter: torch.Tensor) -> torch.Tensor:
     return copied
 
 
-def _replace_tensors(model: nn.Module, kind: str, make: Any) -> None:
-    made: dict[int, torch.Tensor] = {}
+def _replace_tensors(model: nn.Module, kind: str, make: Any) -> dict[int, Any]:
+    """Replace tensors; gives what stands for each, by the ``id`` of those before."""
+    made: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue
@@ -201,6 +216,7 @@ def _replace_tensors(model: nn.Module, kind: str, make: Any) -> None:
                 tensors[name] = made[id(tensor)]
         if isinstance(module, nn.RNNBase) and kind == "_parameters":
             module._flat_weights = [getattr(module, n) for n in module._flat_weights_names]
+    return made
 
 
 def _blank(module: nn.Module) -> nn.Module:
@@ -210,8 +226,14 @@ def _blank(module: nn.Module) -> nn.Module:
     return blank
 
 
-def _state(state: dict[str, Any], copies: dict[int, nn.Module]) -> dict[str, Any]:
+def _state(state: dict[str, Any], copies: dict[int, Any]) -> dict[str, Any]:
     """The attributes of a module for its copy. Most are atoms and empty tables of hooks."""
+
+    def of_copy(value: Any) -> Any:
+        if isinstance(value, types.MethodType) and id(value.__self__) in copies:
+            return types.MethodType(value.__func__, copies[id(value.__self__)])
+        return value
+
     found = {}
     for name, value in state.items():
         kind = type(value)
@@ -220,28 +242,66 @@ def _state(state: dict[str, Any], copies: dict[int, nn.Module]) -> dict[str, Any
         elif kind in _CONTAINERS and not value and kind is not deque:
             found[name] = kind()
         else:
-            found[name] = _rebound(value, copies, _DEPTH)
+            found[name] = rebuilt(value, of_copy, copies)
     return found
 
 
-def _rebound(value: Any, copies: dict[int, nn.Module], depth: int) -> Any:
-    """``value`` with every reference to a copied module replaced by its copy."""
+def rebuilt(
+    value: Any, change: Callable[[Any], Any], made: dict[int, Any], depth: int = _DEPTH
+) -> Any:
+    """``value`` in new containers and objects, with ``change`` of what is in them.
+
+    Args:
+        made: what stands for an object or a module, by ``id``; what is met is added to it.
+        depth: how many containers and objects within each other are made anew; those inside are kept.
+
+    >>> rebuilt([1, {"a": types.SimpleNamespace(b=2)}], lambda value: value + 1, {})
+    [2, {'a': namespace(b=3)}]
+    """
     kind = type(value)
-    if kind in _ATOMS:
-        return value
+    if id(value) in made:
+        return made[id(value)]
     if kind in _CONTAINERS:
         if depth == 0:
             return value
         if kind is dict or kind is OrderedDict:
-            pairs = ((key, _rebound(item, copies, depth - 1)) for key, item in value.items())
+            pairs = ((key, rebuilt(item, change, made, depth - 1)) for key, item in value.items())
             return kind(pairs)
-        items = [_rebound(item, copies, depth - 1) for item in value]
+        items = [rebuilt(item, change, made, depth - 1) for item in value]
         return deque(items, value.maxlen) if kind is deque else kind(items)
-    if isinstance(value, nn.Module):
-        return copies.get(id(value), value)
-    if isinstance(value, types.MethodType) and id(value.__self__) in copies:
-        return types.MethodType(value.__func__, copies[id(value.__self__)])
-    return value
+    if (
+        kind in _ATOMS
+        or not depth
+        or not is_record(kind)
+        or isinstance(value, torch.jit.ScriptModule)
+    ):
+        return change(value)
+    try:
+        copied = _blank(value) if isinstance(value, nn.Module) else copy.copy(value)
+    except Exception:  # of the user's class: one that cannot be copied is shared
+        return change(value)
+    made[id(value)] = copied
+    for name, held in attributes(value).items():
+        object.__setattr__(copied, name, rebuilt(held, change, made, depth - 1))
+    if isinstance(value, dict):
+        copied.update({key: rebuilt(item, change, made, depth - 1) for key, item in value.items()})
+    return copied
+
+
+@functools.cache
+def is_record(kind: type) -> bool:
+    """Whether objects of a class are what their attributes are: classes of a user that leave it to Python
+    how they are copied, dictionaries, and modules.
+
+    >>> is_record(types.SimpleNamespace), is_record(nn.Linear), is_record(type(print))
+    (True, True, False)
+    """
+    if issubclass(kind, (types.SimpleNamespace, dict, nn.Module)):
+        return True
+    is_own = kind.__module__.partition(".")[0] not in _FOREIGN
+    is_plain = all(getattr(kind, n, None) is getattr(object, n, None) for n in _COPYING)
+    is_class = bool(kind.__flags__ & _HEAP_TYPE) and not issubclass(kind, (type, enum.Enum))
+    return is_own and is_plain and is_class
 
 
 def own_shared_tensors(module: nn.Module, source: nn.Module) -> None:

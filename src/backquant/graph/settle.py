@@ -24,7 +24,8 @@ class WritesParameterError(InputError):
 
 
 class unwritten_parameters(DispatchMode):  # noqa: N801 (used as a function)
-    """While this is open, a write to a parameter of ``model`` raises before it happens.
+    """While this is open, a write to a parameter of ``model`` raises before it happens; other memory that it
+    is given (``parameter.data = ...``) is taken from it again, and the end raises.
 
     >>> linear = nn.Linear(2, 2)
     >>> with torch.no_grad(), unwritten_parameters(linear):
@@ -38,7 +39,17 @@ class unwritten_parameters(DispatchMode):  # noqa: N801 (used as a function)
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.names = {_place(p): name for name, p in model.named_parameters() if _place(p)}
+        places = {name: (p, _place(p)) for name, p in model.named_parameters()}
+        self.names = {place: name for name, (_, place) in places.items() if place}
+        self._held = {name: (p, p.data, place) for name, (p, place) in places.items() if place}
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)
+        others = [(n, p, data) for n, (p, data, place) in self._held.items() if _place(p) != place]
+        for _, parameter, data in others:
+            parameter.data = data
+        if others and error is None:
+            raise _writes(others[0][0], "parameter.data = ...")
 
     def __torch_dispatch__(
         self,
@@ -60,12 +71,15 @@ class unwritten_parameters(DispatchMode):  # noqa: N801 (used as a function)
             values = given if isinstance(given, (list, tuple)) else (given,)
             tensors = (value for value in values if isinstance(value, torch.Tensor))
             for name in filter(None, (self.names.get(_place(tensor)) for tensor in tensors)):
-                raise WritesParameterError(
-                    f"the model changes its parameter {name!r} when it is called",
-                    where=str(func),
-                    fix="model.eval()(*example_inputs) once before, or compute the new value beside"
-                    " the parameter",
-                )
+                raise _writes(name, str(func))
+
+
+def _writes(name: str, how: str) -> WritesParameterError:
+    return WritesParameterError(
+        f"the model changes its parameter {name!r} when it is called",
+        where=how,
+        fix="model.eval()(*example_inputs) once before, or compute the new value beside the parameter",
+    )
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -5,42 +5,47 @@ grows is neither: a graph of such a module would give, at each call, what its fi
 
 1. Written is what the *second* call of the same inputs changes: buffers and other tensors in place,
    attributes that are assigned to, lists and dictionaries. What only the first call makes (a table of
-   positions, say) is no state.
+   positions, say) is no state, unless its values are others where those of the inputs are (it keeps the
+   first inputs), or the second call gives something else and nothing else says why (a first call of its own).
 2. It is state where the next call reads it. That is tried: two copies are brought to the same state, in one
-   of them the written values are replaced by others (NaN, the next number), and both are called. Where
+   of them the written values are replaced by others (NaN, other numbers), and both are called. Where
    outputs and tensors afterwards are the same bits, the old values were never read (attention maps that are
    kept to be looked at).
 3. The module that writes is the innermost one whose ``forward`` runs at the time.
-
-Attributes of classes that are neither tensors, numbers nor containers are not looked into.
+4. Objects of a user's own classes, and modules that are no submodules, are looked into; those of other
+   packages only where Python copies them as they are. Layers of PyTorch have state where a ``forward``
+   brings them to training.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from backquant.errors import InputError
-from backquant.graph.clone import own_buffers
+from backquant.graph.clone import is_record, own_buffers, rebuilt
 from backquant.graph.costs import MultiplyAdds
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.interception import Draws
-from backquant.graph.objects import fresh
+from backquant.graph.objects import attributes, fresh
 from backquant.graph.settle import WritesParameterError
 from backquant.graph.tracer import is_leaf
 
 __all__ = ["Snapshot", "copy_state", "state_of", "ExampleCall", "first_calls"]
 
 _OF_MODULES = frozenset(vars(nn.Module()))
-_DEPTH = 3
+_DEPTH = 4
+_OTHER_NUMBERS = (1, 0, 2, 3, 5, 10**6)  # beside the next one: those that a branch asks for
+_CHANGED = 0.75  # of floats among the inputs
 
 
 class Attribute(NamedTuple):
@@ -54,27 +59,39 @@ class Attribute(NamedTuple):
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that a user wrote. Those of PyTorch keep no state in evaluation mode."""
+    """The modules that a user wrote, and layers with buffers, which a ``forward`` may bring to training."""
     for path, part in model.named_modules():
-        if not is_leaf(part) and not isinstance(part, torch.jit.ScriptModule):
+        is_written = not is_leaf(part) or (bool(part._buffers) and not part.training)
+        if is_written and not isinstance(part, torch.jit.ScriptModule):
             yield path, part
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
-    own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
-    return own | {name: value for name, value in part._buffers.items() if value is not None}
+    held = {name: value for name, value in part._buffers.items() if value is not None}
+    if is_leaf(part):
+        return held
+    return {name: value for name, value in vars(part).items() if name not in _OF_MODULES} | held
 
 
 def _leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """What is in a container, a mark for each end of one among it; any other value itself."""
-    items = value.values() if isinstance(value, Mapping) else value
-    if depth and isinstance(value, (Mapping, list, tuple, set, deque)):
-        yield type(value)
-        for item in items:
-            yield from _leaves(item, depth - 1)
-        yield len(value)
-    else:
+    """What is in a container or an object, a mark for each end of one among it; any other value itself."""
+    items = _items(value) if depth else None
+    if items is None:
         yield value
+        return
+    yield type(value)
+    for item in items:
+        yield from _leaves(item, depth - 1)
+    yield len(items)
+
+
+def _items(value: Any) -> Collection[Any] | None:
+    """What is in a container or an object (case 4); ``None`` for any other value."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, (list, tuple, set, deque)):
+        return value
+    return attributes(value).values() if is_record(type(value)) else None
 
 
 def _mark(value: Any) -> list[tuple[Any, int]]:
@@ -83,8 +100,14 @@ def _mark(value: Any) -> list[tuple[Any, int]]:
 
 
 def _version(leaf: Any) -> int:
-    is_counted = isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-    return int(leaf._version) if is_counted else 0
+    """A number that writing in place changes, by another view of the memory or not."""
+    if isinstance(leaf, np.ndarray):
+        return hash(leaf.tobytes())
+    if not isinstance(leaf, torch.Tensor):
+        return 0
+    has_memory = type(leaf) is torch.Tensor and leaf.layout is torch.strided
+    place = leaf.data_ptr() if has_memory else 0
+    return hash((place, 0 if leaf.is_inference() else leaf._version))
 
 
 def _is_other(before: list[tuple[Any, int]], value: Any) -> bool:
@@ -141,8 +164,8 @@ class Snapshot:
 
 
 def _is_known(value: Any) -> bool:
-    kinds = (torch.Tensor, bool, int, float, str, type(None), Mapping, list, tuple, set, deque)
-    return isinstance(value, kinds)
+    atoms = (torch.Tensor, np.ndarray, bool, int, float, str, type(None))
+    return isinstance(value, atoms) or _items(value) is not None
 
 
 def _value(part: nn.Module, name: str) -> Any:
@@ -150,13 +173,14 @@ def _value(part: nn.Module, name: str) -> Any:
 
 
 def state_of(
-    model: nn.Module, trial: nn.Module, inputs: Any, first: list[Attribute]
+    model: nn.Module, trial: nn.Module, inputs: Any, first: list[Attribute], output: Any
 ) -> dict[str, tuple[str, ...]]:
     """The state of ``model``: names of attributes by the path of the module that writes them.
 
     Args:
         trial: a copy of ``model`` that was called once on ``inputs``; it is called again.
         first: what that call wrote.
+        output: what it gave.
 
     >>> class Counting(nn.Module):
     ...     def __init__(self):
@@ -168,22 +192,29 @@ def state_of(
     >>> model, x = nn.Sequential(Counting()), torch.ones(1)
     >>> trial = own_buffers(model)
     >>> before = Snapshot(trial)
-    >>> _ = trial(x)
-    >>> state_of(model, trial, x, before.changed())
+    >>> output = trial(x)
+    >>> state_of(model, trial, x, before.changed(), output)
     {'0': ('0.calls',)}
     """
     if not first:
         return {}
     before = Snapshot(trial)
     try:
-        _run(trial, inputs)
+        again = _run(trial, inputs)
     except Exception:  # what the first call left has changed what the model does
         return _by_writer(model, inputs, first)
-    written = before.changed()
-    if not written or not _is_read(model, inputs, written):
-        return {}
+    written, trained = before.changed(), [key for key in first if is_leaf(_part(model, key))]
+    once = [key for key in first if key not in written]
+    written += _first_inputs(model, inputs, once)
+    if trained or not written or not _is_read(model, inputs, written):
+        first_alone = [] if _are_same(output, again) else once
+        return _by_writer(model, inputs, trained or first_alone)
     read = [key for key in written if len(written) == 1 or _is_read(model, inputs, [key])]
     return _by_writer(model, inputs, read or written)
+
+
+def _part(model: nn.Module, key: Attribute) -> nn.Module:
+    return model.get_submodule(key.path)
 
 
 def _run(trial: nn.Module, inputs: Any) -> Any:
@@ -198,20 +229,42 @@ def _called(model: nn.Module, inputs: Any) -> nn.Module:
     return trial
 
 
+def _first_inputs(model: nn.Module, inputs: Any, once: list[Attribute]) -> list[Attribute]:
+    """Those of ``once``, which only a first call writes, that other inputs give other values (case 1)."""
+    if not once:
+        return []
+    try:
+        one = _called(model, inputs)
+        other = _called(model, pytree.tree_map_only(torch.Tensor, _of_other_values, inputs))
+    except Exception:  # the model does not take these
+        return []
+    pairs = ((_held(one, key), _held(other, key)) for key in once)
+    return [key for key, (a, b) in zip(once, pairs, strict=True) if not _are_same(a, b)]
+
+
+def _of_other_values(x: torch.Tensor) -> torch.Tensor:
+    """Values of another order; of floats, smaller ones."""
+    turned = x.detach().flatten().roll(1).reshape(x.shape)
+    return turned * _CHANGED if x.is_floating_point() else turned
+
+
 def _is_read(model: nn.Module, inputs: Any, written: list[Attribute]) -> bool:
     """Case 2, all of ``written`` at once."""
+    numbers = [_held(model, key) for key in written]
+    has_numbers = any(isinstance(one, (int, float)) for value in numbers for one in _leaves(value))
+    others = (None, *_OTHER_NUMBERS) if has_numbers else (None,)
+    return any(_reads(model, inputs, written, other) for other in others)
+
+
+def _reads(model: nn.Module, inputs: Any, written: list[Attribute], number: int | None) -> bool:
     plain, other = _called(model, inputs), _called(model, inputs)
-    for path, name in written:
-        part = other.get_submodule(path)
-        setattr(part, name, _another(_value(part, name)))
+    for key in written:
+        setattr(_part(other, key), key.name, _another(_held(other, key), number))
     try:
         wanted, found = _run(plain, inputs), _run(other, inputs)
     except Exception:  # what it met, it has read
         return True
-    afterwards = [
-        (_value(plain.get_submodule(path), name), _value(other.get_submodule(path), name))
-        for path, name in written
-    ]
+    afterwards = [(_held(plain, key), _held(other, key)) for key in written]
     return not _are_same(wanted, found) or not all(
         _are_same(one, two)
         for one, two in afterwards
@@ -219,22 +272,35 @@ def _is_read(model: nn.Module, inputs: Any, written: list[Attribute]) -> bool:
     )
 
 
-def _another(value: Any) -> Any:
-    """Of the same type and shape, with other values; a list with one more."""
+def _held(model: nn.Module, key: Attribute) -> Any:
+    return _value(_part(model, key), key.name)
+
+
+def _another(value: Any, number: int | None = None) -> Any:
+    """Of the same type and shape, with other values; a list with one more.
+
+    Args:
+        number: what numbers become; ``None``: the next one.
+    """
+    change = partial(_another, number=number)
     if isinstance(value, (list, deque)) and value:
-        one_more = map(_another, [*value, value[-1]])
+        one_more = map(change, [*value, value[-1]])
         return deque(one_more, value.maxlen) if isinstance(value, deque) else list(one_more)
-    if isinstance(value, Mapping):
-        return {key: _another(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return pytree.tree_map(_another, value)
+        return pytree.tree_map(change, value)
     if isinstance(value, torch.Tensor):
         if value.is_floating_point() or value.is_complex():
             return torch.full_like(value, float("nan"))
         return ~value if value.dtype == torch.bool else value + 1
+    if isinstance(value, np.ndarray):
+        return value + 1
     if isinstance(value, bool):
         return not value
-    return value + 1 if isinstance(value, (int, float)) else value
+    if isinstance(value, (int, float)):
+        return type(value)(value + 1 if number is None else number)
+    if isinstance(value, str):
+        return f"{value}'"
+    return value if _items(value) is None else rebuilt(value, change, {})
 
 
 def _are_same(one: Any, other: Any) -> bool:
@@ -254,6 +320,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _by_writer(model: nn.Module, inputs: Any, read: list[Attribute]) -> dict[str, tuple[str, ...]]:
     """Case 3."""
+    if not read:
+        return {}
     trial = own_buffers(model)
     running, found = [""], dict[str, list[str]]()
     snapshot = Snapshot(trial, read)
@@ -276,6 +344,8 @@ def _by_writer(model: nn.Module, inputs: Any, read: list[Attribute]) -> dict[str
         running.pop()
 
     for path, part in _parts(trial):
+        if is_leaf(part):  # whoever brought it to training writes
+            continue
         part.register_forward_pre_hook(begins(path), prepend=True)
         part.register_forward_hook(ends)
     with suppress(Exception):  # as in ``state_of``
@@ -328,7 +398,7 @@ class ExampleCall(NamedTuple):
             counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
             before = Snapshot(trial)
             output = check_inputs(model, inputs, draws, trial=trial)
-        state = state_of(model, trial, inputs, before.changed())
+        state = state_of(model, trial, inputs, before.changed(), output)
         return cls(inputs, output, draws.found, counter.count, state)
 
 
