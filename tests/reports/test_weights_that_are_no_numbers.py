@@ -139,3 +139,67 @@ def test_masks_hold_minus_infinity(kind: str) -> None:
     model, x = Masked(kind).eval(), torch.randn(2, 4, 8)
     quantized = backquant.quantize(model, calibration=[x], slower="keep")
     assert torch.allclose(quantized(x), model(x), atol=0.1)
+
+
+class Scaled(nn.Module):
+    """A buffer is a factor of what is computed."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 64)
+        self.register_buffer("scale", torch.full((8,), value), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x * self.scale).softmax(-1)
+
+
+ON_EXAMPLES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "quantize": lambda model, x: backquant.quantize(model, calibration=[x]),
+    "weights alone": lambda model, x: backquant.quantize(model, x, weights="int8"),
+    "explain": backquant.explain,
+    "prepare": lambda model, x: backquant.prepare_fx(
+        model, get_default_qconfig_mapping("x86"), (x,)
+    ),
+    "prepare for training": lambda model, x: backquant.prepare_qat_fx(
+        model.train(), get_default_qat_qconfig_mapping("x86"), (x,)
+    ),
+    "prepare an export": lambda model, x: backquant.prepare_export(
+        model, get_default_qconfig_mapping("x86"), (x,)
+    ),
+    "parts": lambda model, x: backquant.quantize_parts(model, calibration=[x]),
+}
+
+
+@pytest.mark.parametrize("flow", ON_EXAMPLES)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_buffer_by_which_the_model_gives_nan(
+    value: float, flow: str, snapshot: Callable[..., None]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        ON_EXAMPLES[flow](Scaled(value).eval(), torch.randn(4, 8))
+    snapshot("buffer", refused.value)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.norm, self.prelu = nn.LayerNorm(8), nn.PReLU()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.prelu(self.norm(self.embedding(tokens)))
+        x, _ = self.lstm(self.attention(x, x, x)[0])
+        return self.head(x)
+
+
+@pytest.mark.parametrize("place", [name for name, _ in Tied().named_parameters()])
+def test_every_layer_is_looked_at(place: str) -> None:
+    model = Tied().eval()
+    with torch.no_grad():
+        model.get_parameter(place).view(-1)[0] = math.nan
+    with pytest.raises(UsageError) as refused:
+        backquant.quantize(model, calibration=[torch.randint(0, 10, (2, 4))])
+    assert refused.value.where == place

@@ -17,6 +17,7 @@ from backquant.backend_config import BackendConfig, get_native_backend_config
 from backquant.backend_config.config import Backend, resolve_backend
 from backquant.backend_config.installed import is_spec_file
 from backquant.backend_config.validate import Finding, Severity
+from backquant.calibrate.batches import DIVERGED
 from backquant.convert import ConvertRequest, ReferenceModel
 from backquant.errors import CaptureError, ConfigError, EngineError, SpecError, UsageError
 from backquant.graph.clone import with_plain_names
@@ -44,11 +45,15 @@ from backquant.runtime import QuantizedModel
 #    statistics of batch norms, a variance below zero too. Buffers may hold them (masks), and minus infinity
 #    may stand in parameters of a model's own.
 # 2. A model with observers is converted, not quantized: they would measure on in the result. A reference
-#    model's weights are integers, which would be rounded a second time.
+#    model's weights are integers, which would be rounded a second time; so are those of PyTorch's and of
+#    torchao's quantized models, told by the classes of layers and weights, and by operators of a program.
 
 
 _LAYERS = ("torch.", "backquant.")
-_TORCHAO = "torchao."  # subclasses of tensors, which hold integers
+_TORCHAO = "torchao."  # subclasses of tensors, which hold integers, and modules for training
+_QUANTIZED = re.compile(r"(torch|backquant)\.(ao\.)?nn\.((intrinsic|sparse)\.)?quantized\b")
+_FLOAT_AMONG_THEM = ("FloatFunctional", "FXFloatFunctional")
+_OF_INTEGERS = ("quantized_decomposed", "torchao", "pt2e_quant", "quantized")
 _RANGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -69,8 +74,7 @@ def refuse_not_finite(model: nn.Module) -> None:
         raise UsageError(
             f"{name!r} holds {count} among {values.numel()}, which no integers stand for",
             where=name,
-            fix="a checkpoint from before the training diverged; these are the tensors to look at:\n"
-            "[name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]",
+            fix=DIVERGED,
         )
 
 
@@ -98,6 +102,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 def _range(tensor: torch.Tensor) -> tuple[float, float]:
     """The smallest and largest value, both NaN where one is; of tensors without floats in memory (0, 0)."""
     is_here = tensor.layout is torch.strided and tensor.device.type != "meta"
+    is_here = is_here and not type(tensor).__module__.startswith(_TORCHAO)
     if not is_here or not tensor.is_floating_point() or not tensor.numel():
         return 0.0, 0.0
     values = tensor.detach()
@@ -131,18 +136,37 @@ def refuse_quantized(model: nn.Module) -> None:
         for name, parameter in part.named_parameters(recurse=False):
             kind = type(parameter)
             if kind.__module__.startswith(_TORCHAO):
-                raise UsageError(
-                    f"the model is quantized already, by torchao: {path}.{name} is a {kind.__name__}",
-                    where="model",
-                    fix="pass the float model; or float weights: parameter.dequantize()",
+                place = f"{path}.{name}".lstrip(".")
+                raise _quantized(
+                    f", by torchao: {place!r} is a {kind.__name__}",
+                    "pass the float model; or float weights: parameter.dequantize()",
                 )
-        if isinstance(part, (QuantizedModel, ReferenceModel, IntegerWeights)):
+        whose = _quantized_by(part)
+        if whose is not None:
             held = f": {path!r} is a {type(part).__name__}" if path else ""
-            raise UsageError(
-                f"the model is quantized already{held}",
-                where="model",
-                fix="pass the float model it was made from",
-            )
+            raise _quantized(f"{whose}{held}")
+
+
+def _quantized_by(part: nn.Module) -> str | None:
+    """Whose quantized layer, or model, a module is, as a message says it; ``None`` for a float one."""
+    kind = type(part)
+    if isinstance(part, (QuantizedModel, ReferenceModel, IntegerWeights)):
+        return ""
+    if kind.__module__.startswith(_TORCHAO):
+        return ", by torchao"
+    if not _QUANTIZED.match(kind.__module__) or kind.__name__ in _FLOAT_AMONG_THEM:
+        return None
+    return ", by torch.ao" if kind.__module__.startswith("torch.") else ""
+
+
+def _refuse_quantized_program(program: torch.export.ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if getattr(node.target, "namespace", "") in _OF_INTEGERS:
+            raise _quantized(f": its program calls {node.target}")
+
+
+def _quantized(how: str, fix: str = "pass the float model it was made from") -> UsageError:
+    return UsageError(f"the model is quantized already{how}", where="model", fix=fix)
 
 
 def _conversion(model: nn.Module) -> str:
@@ -246,6 +270,8 @@ def opened_model(model: Any) -> nn.Module:
         opened = load_exported(model)
     else:
         return given_model(model)
+    if isinstance(opened, ExportedModel):
+        _refuse_quantized_program(opened.program)
     refuse_not_finite(opened)
     return opened
 

@@ -27,7 +27,7 @@ from backquant.errors import CalibrationError, InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
 from backquant.graph.devices import other_devices
 from backquant.graph.example import inputs_of as named_inputs
-from backquant.graph.objects import fresh
+from backquant.graph.objects import fresh, tensors_of
 from backquant.graph.settle import WritesParameterError, settle
 from backquant.graph.state import ExampleCall
 
@@ -308,6 +308,10 @@ def first_batch(
 
 _EXAMPLE = "the example inputs do"
 _NO_BATCHES = (torch.Tensor, tuple, Mapping, str, bytes, os.PathLike)
+DIVERGED = (
+    "a checkpoint from before the training diverged; these are the tensors to look at:\n"
+    "[name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]"
+)
 _BATCHES = (
     "one call's inputs: example_inputs=batches[0]; a list of batches is data: calibration=batches"
 )
@@ -441,15 +445,35 @@ def data_from(
     return data, batches
 
 
+def _refuse_lost(model: nn.Module, called: ExampleCall) -> ExampleCall:
+    """``called``; raises ``UsageError`` where the model gave NaN, and a buffer has the reason. Minus infinity
+    alone is a mask."""
+    floats = [x for x in tensors_of(called.output) if x.is_floating_point()]
+    if not any(bool(x.isnan().any()) for x in floats):
+        return called
+    buffers = [(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
+    for name, buffer in buffers:
+        lost = buffer.isnan() | buffer.isposinf()
+        if lost.any():
+            raise UsageError(
+                f"the model gives NaN, and its buffer {name!r} holds {int(lost.sum())} values that are NaN "
+                "or infinite",
+                where=name,
+                fix=DIVERGED,
+            )
+    return called
+
+
 def _example_call(model: nn.Module, inputs: Any, subject: str, settles: bool = True) -> ExampleCall:
     try:
         try:
-            return ExampleCall.of(model, inputs)
+            called = ExampleCall.of(model, inputs)
         except WritesParameterError:
             if not settles:
                 raise
             settle(model, *fresh(as_arguments(inputs)))
-            return ExampleCall.of(model, inputs)
+            called = ExampleCall.of(model, inputs)
+        return _refuse_lost(model, called)
     except WritesParameterError:
         raise
     except InputError as error:
