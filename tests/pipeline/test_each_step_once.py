@@ -107,6 +107,9 @@ class Seen:
     def __init__(self) -> None:
         self.count = 0
 
+    def __copy__(self) -> Seen:
+        return self  # as it says how it is copied, it is no state of the model
+
     def note(self, x: object) -> None:
         self.count += type(x) is torch.Tensor
 
