@@ -277,25 +277,30 @@ def rebuilt(
     ):
         return change(value)
     try:
-        copied = _blank(value) if isinstance(value, nn.Module) else copy.copy(value)
+        copied: Any = _blank(value) if isinstance(value, nn.Module) else copy.copy(value)
     except Exception:  # of the user's class: one that cannot be copied is shared
         return change(value)
     made[id(value)] = copied
     for name, held in attributes(value).items():
         object.__setattr__(copied, name, rebuilt(held, change, made, depth - 1))
     if isinstance(value, dict):
-        copied.update({key: rebuilt(item, change, made, depth - 1) for key, item in value.items()})
+        pairs = ((key, rebuilt(item, change, made, depth - 1)) for key, item in value.items())
+        copied.update(pairs)
     return copied
 
 
-@functools.cache
-def is_record(kind: type) -> bool:
+def is_record(kind: Any) -> bool:
     """Whether objects of a class are what their attributes are: classes of a user that leave it to Python
     how they are copied, dictionaries, and modules.
 
     >>> is_record(types.SimpleNamespace), is_record(nn.Linear), is_record(type(print))
     (True, True, False)
     """
+    return _is_record(kind)
+
+
+@functools.cache
+def _is_record(kind: Any) -> bool:
     if issubclass(kind, (types.SimpleNamespace, dict, nn.Module)):
         return True
     is_own = kind.__module__.partition(".")[0] not in _FOREIGN
