@@ -34,7 +34,8 @@ def _arguments(one: Operator) -> tuple[Any, ...]:
         if item is INPUT:
             return next(inputs)
         if isinstance(item, Weight):
-            return torch.rand(item.shape)
+            made = torch.rand(item.shape)
+            return made.round().long() if item.is_index else made
         return [next(inputs) for _ in item] if isinstance(item, list) else item
 
     return tuple(value(item) for item in one.sample.aten_call)

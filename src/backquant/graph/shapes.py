@@ -107,9 +107,10 @@ class GraphValues:
 
     @cached_property
     def integers(self) -> frozenset[str]:
-        """The nodes that give integers or truths, where the graph was run, or tensors of them are inputs.
+        """The nodes that give integers or truths, where the graph was run, tensors of them are inputs, or
+        operators make them of numbers (``x > 0``).
 
-        Where neither is so, nobody runs the graph to ask.
+        Where none is so, nobody runs the graph to ask.
 
         >>> values = GraphValues(fx.symbolic_trace(lambda ids: ids + 3), (torch.tensor([1]),))
         >>> sorted(values.integers)
@@ -117,13 +118,17 @@ class GraphValues:
         """
         leaves = tree_leaves(self._example) if self._known is None else ()
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if self._known is None and all(map(_is_of_numbers, tensors)):
+        if self._known is None and all(map(_is_of_numbers, tensors)) and not self._may_count:
             return frozenset()
         return frozenset(
             name
             for name, facts in self.measured.items()
             if not _is_of_numbers(facts) and name != "output"
         )
+
+    @property
+    def _may_count(self) -> bool:
+        return self._module is not None and any(map(_counts, self._module.graph.nodes))
 
     def seen(self) -> dict[str, TensorFacts]:
         """What was measured so far: everything, or nothing when nobody asked."""
@@ -223,6 +228,25 @@ def _may_widen(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     named = (value for value in node_arguments(node) if isinstance(value, torch.dtype))
     return any(word in name for word in _WIDENING) or any(map(is_wide, named))
+
+
+_TRUTHS = frozenset(
+    (  # noqa: SIM905
+        "gt ge lt le eq ne greater greater_equal less less_equal not_equal isclose isnan isinf isfinite "
+        "logical_and logical_or logical_xor logical_not argmax argmin argsort argwhere nonzero count_nonzero "
+        "bucketize searchsorted sign_bit topk sort max min long int bool any all signbit"
+    ).split()
+)
+
+
+def _counts(node: fx.Node) -> bool:
+    """Whether a call may make truths or positions of numbers, by its name or a dtype that it is given."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    named = (value for value in node_arguments(node) if isinstance(value, torch.dtype))
+    return name.partition(".")[0] in _TRUTHS or any(not dtype.is_floating_point for dtype in named)
 
 
 def _is_of_numbers(value: torch.Tensor | TensorFacts) -> bool:

@@ -16,6 +16,7 @@ from backquant.match.occurrences import Occurrence
 from backquant.match.plan import MatchKind, TensorRequest
 from backquant.match.verdict import Roles
 from backquant.operators import find, find_root
+from backquant.operators.index import gives_truths
 from backquant.qconfig import PrepareCustomConfig, QuantType
 from backquant.qconfig.qconfig import quant_type_of
 
@@ -68,9 +69,15 @@ def roles_of(
         sums_axis=sums_axis(
             root.target if module is None else type_before_parametrizations(module)
         ),
-        input_known=root.name not in valueless,
+        input_known=root.name not in valueless or _reads_values(root, valueless),
         output_known=occurrence.anchor.name not in valueless,
     )
+
+
+def _reads_values(root: fx.Node, valueless: frozenset[str]) -> bool:
+    """Whether it gives truths or positions of values: a comparison, ``argmax``."""
+    is_of_values = gives_truths(root.target)
+    return is_of_values and any(each.name not in valueless for each in root.all_input_nodes)
 
 
 def sums_axis(spelling: Any) -> int | None:

@@ -8,6 +8,7 @@ Those with a fixed range (sigmoid, tanh, …) are in ``fixed_qparams``.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -59,7 +60,28 @@ def _prelu_module(_: Any, weight: Any) -> nn.Module | None:
     return filled(nn.PReLU(weight.numel(), device="meta"), weight=weight)
 
 
+def _of_one_value(name: str) -> Operator:
+    """A function of torch and method of one name, which every value goes through by itself."""
+    return Operator(
+        name=name,
+        family="activation",
+        sample=Sample(),
+        functions=(getattr(torch, name), *((operator.neg,) if name == "neg" else ())),
+        methods=(name, f"{name}_"),
+        aten=(getattr(_aten, name).default,),
+    )
+
+
 OPERATORS: tuple[Operator, ...] = (
+    *map(_of_one_value, ("exp", "abs", "neg")),
+    Operator(
+        name="softplus",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.Softplus,),
+        functions=(F.softplus,),
+        aten=(_aten.softplus.default,),
+    ),
     Operator(
         name="relu",
         family="activation",

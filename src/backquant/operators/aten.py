@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from backquant.graph.export import Call
 from backquant.operators.entry import Decomposition
-from backquant.operators.index import all_operators, find, overloads
+from backquant.operators.index import all_operators, find, gives_truths, overloads
 from backquant.operators.operator import Operator
 
 # An operator that decomposition took apart, put together again: by the ``decompositions`` of the records.
@@ -82,6 +82,16 @@ class AtenSpeller:
         if kwargs and target in (operator.add, operator.sub, operator.mul):
             target = getattr(torch, target.__name__)
         return Call("call_function", target, args, kwargs)
+
+    def places(self, overload: Any) -> tuple[int, ...]:
+        """The arguments that are places in another one, by position."""
+        known = _respelled().get(overload) or find(overload)
+        return () if known is None else known.places
+
+    def gives_truths(self, overload: Any) -> bool:
+        """See ``backquant.operators.index``."""
+        owner = _respelled().get(overload)
+        return gives_truths(overload if owner is None else owner.spellings[0])
 
     def module(
         self, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
-from backquant.operators.entry import admit, observed
+from backquant.operators.entry import admit, function_call, observed
 from backquant.operators.operator import INPUT, Operator, QParamsRule, Sample
 
 ADD_MUL: tuple[Callable[..., Any], ...] = (operator.add, torch.add, operator.mul, torch.mul)
@@ -82,6 +83,22 @@ def aten_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternCon
 _TWO = Sample(((2, 4, 8, 8), (2, 4, 8, 8)), call=(INPUT, INPUT))
 _aten = torch.ops.aten
 
+
+def _comparison(name: str, commutative: bool = False) -> Operator:
+    packet = getattr(_aten, name)
+    return Operator(
+        name=name,
+        family="elementwise",
+        commutative=commutative,
+        sample=_TWO,
+        functions=(getattr(operator, name), getattr(torch, name)),
+        methods=(name,),
+        aten=(packet.Tensor,),
+        respelled={packet.Scalar: partial(function_call, getattr(operator, name))},
+        qparams=QParamsRule.TRUTHS,
+    )
+
+
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="add",
@@ -109,6 +126,24 @@ OPERATORS: tuple[Operator, ...] = (
         methods=("mul", "mul_"),
         aten=(_aten.mul.Tensor, _aten.mul_.Tensor),
     ),
+    Operator(
+        name="div",
+        family="elementwise",
+        sample=_TWO,
+        functions=(operator.truediv, torch.div, torch.true_divide),
+        methods=("div", "div_", "true_divide"),
+        aten=(_aten.div.Tensor, _aten.div_.Tensor),
+    ),
+    Operator(
+        name="pow",
+        family="elementwise",
+        sample=Sample(call=(INPUT, 2)),
+        functions=(operator.pow, torch.pow),
+        methods=("pow", "pow_"),
+        aten=(_aten.pow.Tensor_Scalar,),
+    ),
+    *(_comparison(name) for name in ("gt", "ge", "lt", "le")),
+    *(_comparison(name, commutative=True) for name in ("eq", "ne")),
     Operator(
         name="matmul",
         family="elementwise",

@@ -125,8 +125,7 @@ def moves_values(target: Any) -> bool:
     """
     known = find(target)
     if known is None and isinstance(target, OpOverload) and target.namespace == "aten":
-        name = "narrow" if target._opname == "slice" else target._opname
-        known = _by_name().get(name)
+        known = _by_name().get(target._opname)
     return known is not None and known.moves_values
 
 
@@ -139,6 +138,17 @@ def gives_items(target: Any) -> bool:
     """
     known = find(target)
     return known is not None and known.gives_items
+
+
+def gives_truths(target: Any) -> bool:
+    """Whether an operator (any spelling) makes truths or positions of values, which have no qparams.
+
+    >>> import torch
+    >>> gives_truths(torch.argmax), gives_truths("gt"), gives_truths("size")
+    (True, True, False)
+    """
+    known = find(target)
+    return known is not None and known.qparams is QParamsRule.TRUTHS
 
 
 def shares_all_inputs(target: Any) -> bool:

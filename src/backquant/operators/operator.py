@@ -52,11 +52,12 @@ INPUT = _Input()
 class Weight:
     """Marks the place of a tensor of this shape that belongs to the module, not to its inputs.
 
-    A buffer (running statistics) is not trained and must not be negative.
+    A buffer (running statistics) is not trained and must not be negative; an index holds zeros and ones.
     """
 
     shape: tuple[int, ...]
     is_buffer: bool = False
+    is_index: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ class _Call(nn.Module):
         weights = [item for item in template if isinstance(item, Weight)]
         for index, weight in enumerate(weights):
             value = torch.rand(weight.shape, generator=generator)
-            if weight.is_buffer:
+            if weight.is_index:
+                self.register_buffer(f"tensor{index}", value.round().long())
+            elif weight.is_buffer:
                 self.register_buffer(f"tensor{index}", value)
             else:
                 setattr(self, f"tensor{index}", nn.Parameter(value - 0.5))
@@ -164,6 +167,7 @@ class QParamsRule(str, Enum):
     INPUTS = "inputs"  # it selects from several tensors, which share theirs with each other and the output
     FIXED = "fixed"  # the operator's range is known beforehand
     NONE = "none"  # the result is no tensor of values
+    TRUTHS = "truths"  # nor here (truths, positions), and what is read are values: integers on one side only
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,21 @@ class FixedQParams:
 _OF_PLACES = frozenset(
     {"elementwise", "activation", "fixed_qparams", "pooling", "shape", "dropout"}
 )
-_MIXING = frozenset({"matmul", "softmax", "log_softmax", "mean"})
+_MIXING = frozenset(
+    {
+        "matmul",
+        "softmax",
+        "log_softmax",
+        "mean",
+        "sum",
+        "amax",
+        "amin",
+        "argmax",
+        "argmin",
+        "index_select",
+        "gather",
+    }
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,6 +80,48 @@ def _upsampled(mode: str) -> Callable[..., Call]:
     return resize
 
 
+def _adaptive_max(dimension: int) -> Operator:
+    name = f"adaptive_max_pool{dimension}d"
+    return Operator(
+        name=name,
+        family="pooling",
+        homogeneous=True,
+        sample=_adaptive(dimension),
+        modules=(getattr(nn, f"AdaptiveMaxPool{dimension}d"),),
+        functions=(getattr(F, name),),
+        decompositions=(
+            first_result(getattr(_aten, name).default, lambda *args: (getattr(F, name), args)),
+        ),
+        moves_values=True,
+        qparams=QParamsRule.INPUT,
+    )
+
+
+def _extreme(name: str) -> Operator:
+    return Operator(
+        name=name,
+        family="pooling",
+        sample=Sample(call=(INPUT, (2, 3))),
+        functions=(getattr(torch, name),),
+        methods=(name,),
+        aten=(getattr(_aten, name).default,),
+        moves_values=True,
+        qparams=QParamsRule.INPUT,
+    )
+
+
+def _position(name: str) -> Operator:
+    return Operator(
+        name=name,
+        family="pooling",
+        sample=Sample(call=(INPUT, 1)),
+        functions=(getattr(torch, name),),
+        methods=(name,),
+        aten=(getattr(_aten, name).default,),
+        qparams=QParamsRule.TRUTHS,
+    )
+
+
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="adaptive_avg_pool1d",
@@ -213,6 +255,17 @@ OPERATORS: tuple[Operator, ...] = (
         },
         qparams=QParamsRule.INPUT,
     ),
+    *map(_adaptive_max, (1, 2, 3)),
+    Operator(
+        name="sum",
+        family="pooling",
+        sample=Sample(call=(INPUT, (2, 3))),
+        functions=(torch.sum,),
+        methods=("sum",),
+        aten=(_aten.sum.dim_IntList,),
+    ),
+    *map(_extreme, ("amax", "amin")),
+    *map(_position, ("argmax", "argmin")),
     Operator(
         name="mean",
         family="pooling",

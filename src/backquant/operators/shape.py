@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
 from backquant.graph.export import Call
 from backquant.operators.entry import admit, function_call, method_call, sharing
-from backquant.operators.operator import INPUT, Operator, QParamsRule, Sample
+from backquant.operators.operator import INPUT, Operator, QParamsRule, Sample, Weight
 
 CAT: tuple[Any, ...] = (torch.cat, torch.concat, torch.concatenate)
 TENSOR_INFO: tuple[str, ...] = ("shape", "size")
@@ -67,6 +67,13 @@ _TWO = ((2, 4, 8, 8), (2, 4, 8, 8))
 def _moves(name: str, sample: Sample, **facts: Any) -> Operator:
     facts = {"moves_values": True, **facts}
     return Operator(name=name, family="shape", sample=sample, qparams=QParamsRule.INPUT, **facts)
+
+
+def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Call:
+    whole = (slice(None),) * (dim if dim >= 0 else -dim - 1)
+    part = slice(start, end, step)
+    places = (*whole, part) if dim >= 0 else (..., part, *whole)
+    return function_call(operator.getitem, x, places)
 
 
 def _constant_pad(x: Any, pad: Any, value: float = 0) -> Call:
@@ -169,6 +176,29 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(torch.narrow,),
         methods=("narrow",),
         aten=(_aten.narrow.default,),
+    ),
+    _moves(
+        "slice",
+        Sample(call=(INPUT, (slice(None), slice(0, 2))), aten=(INPUT, 1, 0, 2)),
+        functions=(operator.getitem,),
+        aten=(_aten.slice.Tensor,),
+        respelled={_aten.slice.Tensor: _slice},
+    ),
+    _moves(
+        "index_select",
+        Sample(call=(INPUT, 1, Weight((3,), is_index=True))),
+        functions=(torch.index_select,),
+        methods=("index_select",),
+        aten=(_aten.index_select.default,),
+        places=(2,),
+    ),
+    _moves(
+        "gather",
+        Sample(call=(INPUT, 1, Weight((2, 3, 8, 8), is_index=True))),
+        functions=(torch.gather,),
+        methods=("gather",),
+        aten=(_aten.gather.default,),
+        places=(2,),
     ),
     _moves(
         "repeat",

@@ -14,6 +14,7 @@ from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
 from backquant.operators.index import (
     computes_on_activations,
     gives_items,
+    gives_truths,
     shares_all_inputs,
     spellings,
 )
@@ -193,7 +194,8 @@ class Placement:
                 self._place_input(reader, argument, Role.INPUT, match)
             return
         observation = self._plan.decisions[match.anchor].observation
-        if observation == _NOT_OBSERVED or self._is_no_float_tensor(reader):
+        gives_none = self._is_no_float_tensor(reader) and not gives_truths(reader.target)
+        if observation == _NOT_OBSERVED or gives_none:
             return
         is_product = reader.target in _PRODUCTS  # a constant operand of a product is its weight
         for argument, role in observed_arguments(reader, match, self._positions):

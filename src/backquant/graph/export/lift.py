@@ -311,7 +311,7 @@ class _Writer:
 
     def _call_operator(self, node: fx.Node) -> None:
         call = None
-        if _is_float(node):
+        if _is_float(node, self._source.speller):
             call = self._source.speller.call(node.target, node.args, node.kwargs)
         if call is None:
             call = Call("call_function", node.target, node.args, node.kwargs)
@@ -373,18 +373,20 @@ class _Writer:
                 self._scopes.pop(made.name, None)
 
 
-def _is_float(node: fx.Node) -> bool:
-    """Whether a node computes floats from floats: no mask, no index."""
-    values = [node.meta.get("val"), *(source.meta.get("val") for source in _read_as_values(node))]
+def _is_float(node: fx.Node, speller: Speller) -> bool:
+    """Whether a node computes floats, or truths and positions, from floats: no mask, no index."""
+    read = [source.meta.get("val") for source in _read_as_values(node, speller)]
+    values = read if speller.gives_truths(node.target) else [node.meta.get("val"), *read]
     tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and all(tensor.is_floating_point() for tensor in tensors)
 
 
-def _read_as_values(node: fx.Node) -> list[fx.Node]:
+def _read_as_values(node: fx.Node, speller: Speller) -> list[fx.Node]:
     """The arguments whose values are computed with; the indices of an embedding only select."""
     if node.target is torch.ops.aten.embedding.default:
         return node.all_input_nodes[:1]
-    return node.all_input_nodes
+    places = [node.args[i] for i in speller.places(node.target) if i < len(node.args)]
+    return [source for source in node.all_input_nodes if source not in places]
 
 
 # Values of an exported graph that depend on no input, computed once.
@@ -504,6 +506,12 @@ class Speller(Protocol):
 
     def call(self, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
         """The spelling that entries of backends use; ``None`` for an operator without one."""
+
+    def places(self, overload: Any) -> tuple[int, ...]:
+        """The arguments that are places in another one, by position."""
+
+    def gives_truths(self, overload: Any) -> bool:
+        """Whether the result are truths or positions of the values that are read."""
 
     def module(
         self, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
