@@ -13,33 +13,26 @@ import backquant
 from backquant.backend_config import BackendConfig, BackendDefaults, DTypeConfig, QuantDefault
 from backquant.operators import entries_of
 
-NAMES = [
-    "relu6",
-    "mul",
-    "div",
-    "pow",
-    "gt",
-    "ge",
-    "lt",
-    "le",
-    "eq",
-    "ne",
-    "exp",
-    "abs",
-    "neg",
-    "softplus",
-    "sum",
-    "amax",
-    "amin",
-    "argmax",
-    "argmin",
-    "cat",
-    "slice",
-    "adaptive_max_pool2d",
-    "index_select",
-    "gather",
-    "log_softmax",
-]
+NAMES = (
+    *(
+        "relu6",
+        "mul",
+        "div",
+        "pow",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "eq",
+        "ne",
+        "exp",
+        "abs",
+        "neg",
+        "softplus",
+    ),
+    *("sum", "amax", "amin", "argmax", "argmin", "cat", "slice", "adaptive_max_pool2d", "gather"),
+    *("index_select", "log_softmax"),
+)
 INDEX = torch.tensor([0, 2, 1, 3])
 
 CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
