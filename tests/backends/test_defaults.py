@@ -31,6 +31,7 @@ OURS = (
     "gptq",
     "awq",
     "mlx",
+    "torchao",
     "gguf",
 )  # PyTorch has no getters
 ENGINES = ("fbgemm", "x86", "qnnpack", "onednn")

@@ -126,7 +126,7 @@ def test_fixes_where_nothing_was_asked(backend_name: str) -> None:
     }
     # qnnpack_pt2e is for aten graphs; x86_lowbit and checkpoints have linear layers and embeddings
     few = {"qnnpack_pt2e": 0, "x86_lowbit": 3, "mlx": 3, "gguf": 3}
-    few |= {"compressed_tensors": 2, "gptq": 2, "awq": 2}
+    few |= {"compressed_tensors": 2, "gptq": 2, "awq": 2, "torchao": 2}
     assert len(refused) >= few.get(backend_name, 7)
     for name, fix in refused.items():
         mapping = QConfigMapping()

@@ -17,7 +17,16 @@ BACKENDS = [
     name
     for name in backquant.list_backends()
     if name
-    not in ("qnnpack_pt2e", "x86_lowbit", "compressed_tensors", "gptq", "awq", "mlx", "gguf")
+    not in (
+        "qnnpack_pt2e",
+        "x86_lowbit",
+        "compressed_tensors",
+        "gptq",
+        "awq",
+        "mlx",
+        "torchao",
+        "gguf",
+    )
 ]  # the others quantize weights alone, or exported graphs
 
 

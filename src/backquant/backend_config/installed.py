@@ -37,6 +37,7 @@ _BUILT_IN = (
     "gptq",
     "awq",
     "mlx",
+    "torchao",
     "gguf",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")

@@ -52,6 +52,7 @@ _BUILT_IN = {
     "gptq": "backquant.deploy.checkpoints.target:GPTQ",
     "awq": "backquant.deploy.checkpoints.target:AWQ",
     "mlx": "backquant.deploy.checkpoints.target:MLX",
+    "torchao": "backquant.deploy.checkpoints.target:TORCHAO",
     "gguf": "backquant.deploy.checkpoints.target:GGUF",
     "ethos-u": "backquant.deploy.ethos_u:TARGET",
 }

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backquant.deploy.checkpoints.formats import PlainHeaders
 from backquant.deploy.checkpoints.layer import (
     Activation,
     Layer,
@@ -53,7 +54,7 @@ _IN_UNITS = "tensor_group"  # groups whose scales have one for the tensor
 _MIXED = "mixed-precision"
 
 
-class CompressedTensors:
+class CompressedTensors(PlainHeaders):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "compressed-tensors"

@@ -16,6 +16,7 @@ FORMATS = {
     "gptq": "one_scheme:Gptq",
     "awq": "one_scheme:Awq",
     "mlx": "one_scheme:Mlx",
+    "torchao": "torchao:Torchao",
 }
 
 
@@ -52,6 +53,12 @@ class Format(Held, Protocol):
         """What stands under ``key``; ``left``: the linear layers that stay float."""
         ...
 
+    def metadata(
+        self, schemes: Mapping[str, Scheme], sizes: Mapping[str, Tensor]
+    ) -> dict[str, str]:
+        """What the header of every safetensors file says; ``sizes``: of the source's tensors, by name."""
+        ...
+
     def recognises(self, config: Mapping[str, Any]) -> bool:
         """Whether a ``config.json`` is one of this format."""
         ...
@@ -63,6 +70,17 @@ class Format(Held, Protocol):
     def marks(self, names: Iterable[str]) -> list[str]:
         """The paths of the layers that tensors of these names are of."""
         ...
+
+
+class PlainHeaders:
+    """Of formats whose files say nothing in their headers."""
+
+    def metadata(
+        self, schemes: Mapping[str, Scheme], sizes: Mapping[str, Tensor]
+    ) -> dict[str, str]:
+        """Nothing."""
+        del schemes, sizes
+        return {}
 
 
 def find_format(name: str) -> Format:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backquant.deploy.checkpoints.formats import PlainHeaders
 from backquant.deploy.checkpoints.layer import (
     AWQ_ORDER,
     Layer,
@@ -81,7 +82,7 @@ Reader = Callable[[str], Tensor]
 _METHOD, _BITS = "awq", 4
 
 
-class Awq:
+class Awq(PlainHeaders):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "awq"
@@ -153,7 +154,7 @@ _GPTQ_METHOD = "gptq"
 _OLD, _NEW = "gptq", "gptq_v2"
 
 
-class Gptq:
+class Gptq(PlainHeaders):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "gptq"
@@ -241,7 +242,7 @@ class Gptq:
 _MODE = "affine"
 
 
-class Mlx:
+class Mlx(PlainHeaders):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "mlx"

@@ -67,5 +67,6 @@ class CheckpointTarget:
 COMPRESSED_TENSORS = CheckpointTarget("compressed-tensors", "compressed_tensors")
 GPTQ = CheckpointTarget("gptq", "gptq")
 AWQ = CheckpointTarget("awq", "awq")
+TORCHAO = CheckpointTarget("torchao", "torchao")
 MLX = CheckpointTarget("mlx", "mlx")
 GGUF = CheckpointTarget("gguf", "gguf", "gguf", (".gguf",), (Requirement("gguf", "gguf"),))

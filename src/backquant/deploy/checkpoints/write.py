@@ -87,6 +87,7 @@ def write_checkpoint(
     work = place.with_name(f".{place.name}.backquant")
     done = _resumed(work, _fingerprint(source, contents, form))
     _check_room(place, [layout for file, layout in layouts.items() if file not in done])
+    header = form.metadata(contents.schemes, source.sizes)
     told, total = 0, sum(map(len, source.shards.values()))
     try:
         for file, names in source.shards.items():
@@ -94,7 +95,7 @@ def write_checkpoint(
                 pieces = _tensors(source, contents, form, names)
                 if progress is not None:
                     pieces = _counted(pieces, told, total, progress)
-                write_stream(work / file, layouts[file], pieces)
+                write_stream(work / file, layouts[file], pieces, header)
             told += len(names)
         _finish(work, source, layouts, told_by)
         return _published(work, place)
@@ -267,9 +268,13 @@ def size_of(tensor: Tensor) -> int:
 
 
 def write_stream(
-    path: Path, layout: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]
+    path: Path,
+    layout: Mapping[str, Tensor],
+    tensors: Iterable[tuple[str, Tensor]],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write ``tensors``, whose names, sizes and dtypes, in this order, are those of ``layout``.
+    """Write ``tensors``, whose names, sizes and dtypes, in this order, are those of ``layout``;
+    ``metadata``: what the header says beside them.
 
     Raises ``OSError``, and ``ExportError`` for a tensor that is not as ``layout`` says.
 
@@ -280,13 +285,15 @@ def write_stream(
     ...     load_file(f"{folder}/a.safetensors")
     {'x': tensor([1., 1.])}
     """
-    replace_file(path, _pieces(layout, iter(tensors)))
+    replace_file(path, _pieces(layout, iter(tensors), metadata or {}))
 
 
 def _pieces(
-    layout: Mapping[str, Tensor], tensors: Iterator[tuple[str, Tensor]]
+    layout: Mapping[str, Tensor],
+    tensors: Iterator[tuple[str, Tensor]],
+    metadata: Mapping[str, str],
 ) -> Iterator[bytes | memoryview]:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     begin = 0
     for name, tensor in layout.items():
         end = begin + size_of(tensor)
