@@ -192,7 +192,7 @@ def _class(scheme: Scheme, size: Tensor) -> dict[str, Any]:
 
 def _scheme(told: Mapping[str, Any]) -> Scheme:
     kind, data = str(told["_type"]), told["_data"]
-    shared = data.get("granularity") or data.get("weight_granularity") or _ROW
+    shared: Any = data.get("granularity") or data.get("weight_granularity") or _ROW
     if isinstance(shared, list):
         shared = shared[-1]
     size = {"PerRow": -1, "PerTensor": 0}.get(shared["_type"])
