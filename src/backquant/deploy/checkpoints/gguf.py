@@ -173,6 +173,9 @@ def _rows_in_pairs(layer: Layer, heads: int) -> Layer:
     def moved(tensor: Tensor) -> Tensor:
         return in_pairs(tensor, heads) if len(tensor) == len(layer.values) else tensor
 
-    names = ("values", "scale", "zero_point", "minimum")
-    parts: dict[str, Any] = {name: getattr(layer, name) for name in names}
-    return replace(layer, **{name: moved(t) for name, t in parts.items() if t is not None})
+    parts: dict[str, Any] = {
+        name: moved(tensor)
+        for name in ("values", "scale", "zero_point", "minimum")
+        if (tensor := getattr(layer, name)) is not None
+    }
+    return replace(layer, **parts)
