@@ -174,7 +174,8 @@ def _pattern(head: Any, tails: list[Operator], calls: Sequence[tuple[Any, ...]],
     if all(count == 1 for _, count, _ in calls):
         return (head, *(call for call, _, _ in calls))
     last = name.split("+", maxsplit=1)[0]
-    inputs, nodes = [], {last: head}
+    inputs: list[str] = []
+    nodes: dict[str, Any] = {last: head}
     for number, (tail, (call, count, side)) in enumerate(zip(tails, calls, strict=True)):
         arguments: list[Any] = [last, *[MatchAllNode] * (count - 1)]
         last = tail.name if tail.name not in nodes else f"{tail.name}{number}"
