@@ -16,6 +16,12 @@ from backquant.graph.export import capture_export
 class Speller:
     """No operator is called by another name."""
 
+    def places(self, overload: object) -> tuple[int, ...]:
+        return ()
+
+    def gives_truths(self, overload: object) -> bool:
+        return False
+
     def composed(self, node: object) -> None:
         return None
 

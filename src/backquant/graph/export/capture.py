@@ -153,6 +153,8 @@ def capture_export(
 
     >>> class Plain:
     ...     def composed(self, node): return None
+    ...     def places(self, overload): return ()
+    ...     def gives_truths(self, overload): return False
     ...     def call(self, overload, args, kwargs): return None
     ...     def module(self, overload, args, kwargs): return None
     >>> captured = capture_export(nn.Sequential(nn.Linear(2, 2)).eval(), torch.zeros(1, 2), Plain())
