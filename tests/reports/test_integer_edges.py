@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 
 import backquant
 from backquant import ConfigError, InputError, PrepareCustomConfig, UsageError
+from backquant.api import flow
 from backquant.deploy.session import load_exported
 
 HERE = ["x86", "onednn", "fbgemm", "qnnpack", "native"]
@@ -121,6 +123,19 @@ def test_a_tflite_has_integers_at_its_edges(backend: str, tmp_path: Path) -> Non
     assert arrives["dtype"] == leaves["dtype"] == np.int8
     for detail, name in ((arrives, "input"), (leaves, "output 0")):
         assert detail["quantization"] == pytest.approx(exported.edges[name].args)
+
+
+@pytest.mark.parametrize("edges", [True, {"input": True}, {"input": (1 / 255, 0, torch.uint8)}])
+def test_a_model_that_is_large_enough_to_be_timed(
+    edges: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "TIMING", replace(flow.TIMING, least=0))
+    torch.manual_seed(0)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(32, 10)]
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), *head).eval()
+    images = [torch.rand(8, 3, 16, 16) for _ in range(4)]
+    quantized = backquant.quantize(model, images, backend="x86", integer_io=edges)
+    assert any(note.startswith("not timed beside float") for note in quantized.plan.notes)
 
 
 @pytest.mark.parametrize("backend", [*HERE, "onnxruntime", "xnnpack", "litert"])

@@ -50,7 +50,7 @@ from backquant.qconfig import PrepareCustomConfig, QConfigMapping, default_dynam
 from backquant.report.model import given_requirement
 from backquant.report.recorded import check_coverage, with_reporting
 from backquant.runtime import QuantizedModel
-from backquant.speed.against_float import ModelFactories, chosen_on_rank_0
+from backquant.speed.against_float import ModelFactories, chosen_on_rank_0, noted
 from backquant.speed.cost_table import Kept
 from backquant.speed.slower import TIMING, slower_choice, the_faster, without_known_slower
 
@@ -353,6 +353,8 @@ class Flow:
             timing = replace(timing, least=timing.least_recurrent)
         if not timing.is_worthwhile(self.engine, made.record):
             return made
+        if ready.edges is not None:  # a call of it has other inputs than one of the float model
+            return noted(made, _EDGES_NOT_TIMED)
         faster = partial(
             the_faster,
             made,
@@ -362,6 +364,9 @@ class Flow:
             timing=timing,
         )
         return chosen_on_rank_0(self.ranks, made, models, faster)
+
+
+_EDGES_NOT_TIMED = "not timed beside float, since inputs or outputs are integers: what is slower on integers stays on them"
 
 
 def checked_request(
