@@ -72,25 +72,15 @@ environment), on CPU builds or on CUDA builds without a device. What no row name
 ExecuTorch and AOTInductor and most stock models, was run with CI's versions only. `+`: with a correction
 that the commit lacks.
 
-On a GPU (NVIDIA H200, 2.13.0+cu130, Python 3.10, 2026-11-26) the flows were run with torchvision's
-ResNet-18 and small models, the suite was not: reference models (`tensorrt`, `tensorrt_fp8`, a documented
-chip), `x86` and its training, which end on the CPU, `compare`, `sensitivity`, the recipe `better`, export
-capture, files written there and read here. LSTMs met another cuDNN than PyTorch's. On an NVIDIA H100 with
-PyTorch 2.11, which is not declared, the recipes `none`, `default` and `better` were run with MobileNet-v3 on
-`tensorrt`, `onnxruntime` and `x86`, `best` with ResNet-18, `tensorrt_fp8` and `compare` with ViT, and
-training with twelve models of torchvision and timm. In the suite `tests/other_device.py` stands for a GPU.
+On GPUs the flows were run, the suite was not: H200 with 2.13.0+cu130 on Python 3.10 (ResNet-18, small models,
+training, files), H100 with 2.11, which is not declared. In the suite `tests/other_device.py` stands for a GPU.
 
-PyTorch 2.14's Inductor lacks the patterns for integer convolutions and linear layers that 2.13's has. There
-an export to AOTInductor is refused, since its layers come out in float, and `torch.compile` of reference
-models computes in float (`test_torch_compile.py` fails); `QuantizedModel.compile()` has kernels of its own
-and runs on integers. ExecuTorch and torchao are not installed there: single cases that need them fail. In
-the runs of 2026-11-26 those for 2.13 are seen, and a torchvision that fits.
+PyTorch 2.14's Inductor lacks 2.13's patterns for integer convolutions and linear layers: exports to
+AOTInductor are refused, `torch.compile` of reference models computes in float; `QuantizedModel.compile()`
+runs on integers. ExecuTorch and torchao are not installed there.
 
-Of the failures with 2.15 below, four are onnxruntime 1.32, which is newer than the versions that the
-package declares (it warns), and two are a version of transformers that deprecates an argument of its
-models. Of those with 2.12 on Python 3.10, the benchmark models need torchvision, and one recurrent model
-needs Resemblyzer, which are not installed there, and `test_a_file` met a warning of PyTorch's that is not
-told any more: on Python 3.11, with both packages, all pass.
+Of the failures with 2.15 four are onnxruntime 1.32, which is not declared, and two a newer transformers.
+Those with 2.12 on Python 3.10 need torchvision and Resemblyzer: with both, on 3.11, all pass.
 
 With 2.15 a function with a gradient of its own that was bound before (`scan = Scan.apply`) trains with the
 gradient of what it computes; `Scan.apply(x)` keeps its own, as both do with older versions.
