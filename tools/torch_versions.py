@@ -73,7 +73,7 @@ ExecuTorch and AOTInductor and most stock models, was run with CI's versions onl
 that the commit lacks.
 
 On GPUs the flows were run, the suite was not: H200 with 2.13.0+cu130 on Python 3.10 (ResNet-18, small models,
-training, files), H100 with 2.11, which is not declared. In the suite `tests/other_device.py` stands for a GPU.
+training, files), H100 with 2.11, which is not declared. `tests/other_device.py` stands for a GPU.
 
 PyTorch 2.14's Inductor lacks 2.13's patterns for integer convolutions and linear layers: exports to
 AOTInductor are refused, `torch.compile` of reference models computes in float; `QuantizedModel.compile()`

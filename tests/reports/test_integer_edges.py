@@ -135,7 +135,7 @@ def test_a_model_that_is_large_enough_to_be_timed(
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), *head).eval()
     images = [torch.rand(8, 3, 16, 16) for _ in range(4)]
     quantized = backquant.quantize(model, images, backend="x86", integer_io=edges)
-    assert any(note.startswith("not timed beside float") for note in quantized.plan.notes)
+    assert any(note.startswith("not timed, since inputs") for note in quantized.plan.notes)
 
 
 @pytest.mark.parametrize("backend", [*HERE, "onnxruntime", "xnnpack", "litert"])

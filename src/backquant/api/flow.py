@@ -366,7 +366,9 @@ class Flow:
         return chosen_on_rank_0(self.ranks, made, models, faster)
 
 
-_EDGES_NOT_TIMED = "not timed beside float, since inputs or outputs are integers: what is slower on integers stays on them"
+_EDGES_NOT_TIMED = (
+    "not timed, since inputs or outputs are integers: what is slower on integers stays on them"
+)
 
 
 def checked_request(

@@ -193,9 +193,10 @@ class _ToFloats:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x = moved(x, SIGNED) if x.dtype == torch.qint8 else x
         config = replace(self.config, x_scale=x.q_scale(), x_zero_point=x.q_zero_point())
-        if self.made is None or self.made.config != config:
-            self.made = self.kind(config, self.tensors)
-        floats: torch.Tensor = self.made(x.int_repr())
+        made = self.made  # another thread may make another
+        if made is None or made.config != config:
+            made = self.made = self.kind(config, self.tensors)
+        floats: torch.Tensor = made(x.int_repr())
         return floats
 
 
