@@ -36,6 +36,7 @@ OURS = [
     "gptq",
     "awq",
     "mlx",
+    "torchao",
     "gguf",
 ]
 BUILT_IN = [*OF_PYTORCH, *OURS]

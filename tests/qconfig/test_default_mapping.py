@@ -86,6 +86,7 @@ WITHOUT_TRAINING = (
     "gptq",
     "awq",
     "mlx",
+    "torchao",
     "gguf",
 )
 

@@ -112,6 +112,26 @@ def test_an_unknown_architecture_is_read(tmp_path: Path) -> None:
         backquant.export(checkpoint, tmp_path / "out", to="mlx")
 
 
+def with_the_folder(fix: str, names: dict[str, Any]) -> None:
+    assert fix.startswith('options={"source": folder}')
+    options = {"source": names["source"]}
+    backquant.export(names["checkpoint"], names["tmp_path"] / "mlx", to="mlx", options=options)
+
+
+BY_HAND = {'options={"source"': with_the_folder}
+
+
+def test_what_a_file_alone_does_not_say(tmp_path: Path, snapshot: Any) -> None:
+    """Its folder does: the fix is followed."""
+    source, place = folder_of("llama", tmp_path, torch.float16), tmp_path / "model.gguf"
+    backquant.quantize_checkpoint(source, place, to="gguf", weights="int8:32")
+    checkpoint = backquant.load_checkpoint(place)
+    checkpoint.source.file.values["llama.rope.scaling.type"] = "yarn"
+    with pytest.raises(UsageError) as raised:
+        backquant.export(checkpoint, tmp_path / "out", to="mlx")
+    snapshot("rotary-embeddings-of-a-type", str(raised.value).replace(str(place), "PLACE"))
+
+
 def test_other_types_are_refused(tmp_path: Path) -> None:
     place = tmp_path / "model.gguf"
     write(place, "Q8_0")
