@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import backquant
 from backquant.artifact import file
 from backquant.artifact.file import (
     manifest_text,
@@ -237,3 +238,17 @@ BY_HAND = {
         lambda *_: _written(Path(tempfile.mkdtemp())),
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.pt", "is what torch.save wrote"),
+        ("model.onnx", "is an ONNX file"),
+        ("model.gguf", "is a GGUF checkpoint"),
+    ],
+)
+def test_a_file_of_another_kind_is_said_to_be_that(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x" * 100)
+    with pytest.raises(ArtifactError, match=words):
+        backquant.load(tmp_path / name)

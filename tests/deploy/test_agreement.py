@@ -16,6 +16,7 @@ from backquant.deploy import find_target
 from backquant.deploy.executorch import ExecuTorchTarget
 from backquant.deploy.job_of import job_of, reference_of
 from backquant.deploy.run import Agreement, check_agreement
+from backquant.lower.machine import machine_facts
 
 PATH = Path("model.onnx")
 
@@ -130,6 +131,31 @@ def test_shortcuts_of_a_cpu_are_noted(job: Any) -> None:
     assert "output 1 differs" in note
     with pytest.raises(backquant.ExportError, match="output 1 differs"):
         check_agreement(job, _WithExact(job, _small_head, _small_head), PATH)
+
+
+@pytest.mark.parametrize(("has_vnni", "notes"), [(False, 1), (True, 0)])
+def test_what_sums_of_16_bits_cost_is_said_with_the_fix(
+    job: Any, has_vnni: bool, notes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = replace(machine_facts(), architecture="x86_64", capabilities={"avx512_vnni": has_vnni})
+    monkeypatch.setattr("backquant.deploy.run.machine_facts", lambda: facts)
+    lossy = _WithExact(job, lambda o, s: [value * 1.05 for value in o], lambda o, s: o)
+    found = check_agreement(job, lossy, PATH).notes
+    assert len(found) == notes
+    assert all("SQNR 26.0 dB" in one and "weight_bits=7" in one for one in found)
+
+
+def test_weights_of_seven_bits_are_half_as_large() -> None:
+    mapping = backquant.default_mapping("onnxruntime", weight_bits=7)
+    model, data = nn.Sequential(nn.Linear(8, 4)).eval(), [torch.randn(4, 8)]
+    made = backquant.quantize(
+        model, backend="onnxruntime", calibration=data, qconfig_mapping=mapping
+    )
+    weights = [v for v in made.state_dict().values() if getattr(v, "dtype", None) == torch.int8]
+    assert weights and all(v.min() >= -64 and v.max() <= 63 for v in weights)
+    with pytest.raises(backquant.UsageError, match="8 is no smaller range") as caught:
+        backquant.default_mapping("onnxruntime", weight_bits=8)
+    assert "weight_bits=7" in str(caught.value)
 
 
 def test_a_target_without_a_runtime_is_not_asked(job: Any) -> None:

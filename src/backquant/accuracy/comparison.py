@@ -39,6 +39,7 @@ _BARS = (
     "Bars: the float model's values, counted on a logarithmic scale. Band: what the integers hold."
 )
 _FEW = 20  # rows that text shows
+_CLIPPED = 0.001  # a share that the table shows
 _WIDTH, _HEIGHT = 300, 90  # of a histogram
 
 
@@ -182,8 +183,8 @@ class Comparison(Shown):
             yield Card("metric", f"{self.metric[1]:.6g}", f"({self.metric[0]:.6g} in float)")
         for row in ranking[:1]:
             yield Card("worst, SQNR alone", decibel_text(row.added), f"{row.name}, {row.what}")
-            clipped = sum(bool(one.clipped) for one in ranking)
-            yield Card("values clipped", f"{clipped}", f"of {len(ranking)} tensors")
+            clipped = sum((one.clipped or 0.0) >= _CLIPPED for one in ranking)
+            yield Card("values clipped", f"{clipped}", f"of {len(ranking)} tensors: 0.1% or more")
 
     def _graph(self, ranking: Sequence[OperatorError]) -> Graph:
         heads = [column.name for column in _COLUMNS[2:]]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from backquant.accuracy.calibrated import Calibrated
 from backquant.accuracy.compare import compared
 from backquant.accuracy.comparison import Comparison
+from backquant.accuracy.exported import compared_file
 from backquant.accuracy.figures import Metric, measured_metric
 from backquant.accuracy.search.loop import Bench
 from backquant.accuracy.search.programme import check_installed
@@ -36,10 +37,12 @@ from backquant.accuracy.twin import Twin
 from backquant.api.arguments import Model, opened_model, plain_model
 from backquant.api.exporting import export
 from backquant.api.flow import Flow, Options
+from backquant.artifact import load
 from backquant.backend_config.config import Backend
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.batches import check_set, check_some, first_batch, inputs_of, kept_set
 from backquant.calibrate.group import held_by_all, sharing
+from backquant.deploy.exported import Exported
 from backquant.deploy.session import running_target
 from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
@@ -54,7 +57,7 @@ from backquant.runtime import QuantizedModel
 
 def compare(
     model: Model,
-    quantized: QuantizedModel,
+    quantized: QuantizedModel | Exported | str | os.PathLike[str],
     data: Iterable[Any],
     *,
     metric: Metric | None = None,
@@ -64,7 +67,8 @@ def compare(
 
     Args:
         model: the float model that was quantized; it is not changed.
-        quantized: from ``quantize``, ``convert_fx`` or ``load``.
+        quantized: from ``quantize``, ``convert_fx`` or ``load``; or a file of ``save`` or ``export``. What
+            ``export`` wrote runs in its own runtime, and its outputs are compared.
         data: batches, as for calibration; preferably others than those.
         metric: a function that takes a model and returns a number; it is called for both models.
         progress: show a progress bar on standard error.
@@ -88,6 +92,15 @@ def compare(
     >>> found.sqnr > 20, [row.operators for row in found.rows if not row.rounds]
     (True, [('_0',)])
     """
+    if isinstance(quantized, Exported | str | os.PathLike):
+        path = Path(quantized.path if isinstance(quantized, Exported) else quantized)
+        target = quantized.target if isinstance(quantized, Exported) else None
+        if target is None and path.suffix in ("", ".bq"):
+            quantized = load(path)
+        else:
+            source = plain_model(opened_model(model))
+            check_set(data, "data")
+            return compared_file(source, path, inputs_of(source, data, "data"), target, metric)
     if not isinstance(quantized, QuantizedModel):
         raise UsageError(
             f"{type(quantized).__name__} is not a quantized model",

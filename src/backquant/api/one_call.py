@@ -29,7 +29,11 @@ from backquant.garbage import makes_graphs
 from backquant.lower import EngineInfo, find_engine
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.lower import engine_of
-from backquant.pipeline.mappings import DefaultedRequest, mapping_on_engine
+from backquant.pipeline.mappings import (
+    DefaultedRequest,
+    mapping_on_engine,
+    mapping_with_weight_bits,
+)
 from backquant.pipeline.plan import Choices, evaluation_copy
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import rules_for_recurrent
@@ -214,12 +218,16 @@ def explain(
     return build_report(replace(report_source(prepared), engine=engine_name))
 
 
-def default_mapping(backend: Backend = "x86", model: Model | None = None) -> QConfigMapping:
+def default_mapping(
+    backend: Backend = "x86", model: Model | None = None, *, weight_bits: int | None = None
+) -> QConfigMapping:
     """The mapping that ``quantize`` uses on this machine when none is passed, as a start for one's own.
 
     It is ``get_default_qconfig_mapping(backend)`` with activations reduced to the range that the engine sums
     without saturation on this CPU. ``model``: what is to be quantized; where only depthwise kernels saturate
-    (fbgemm with VNNI), it is the weights of its depthwise convolutions that are reduced.
+    (fbgemm with VNNI), it is the weights of its depthwise convolutions that are reduced. ``weight_bits``: 2
+    to 7, where all weights are to use fewer values of their dtype: with 7 no runtime's sums of 16 bits
+    overflow (ONNX Runtime and OpenVINO on x86 without VNNI).
 
     Raises ``UsageError`` and ``UnknownBackendError`` as ``quantize`` does.
 
@@ -232,6 +240,8 @@ def default_mapping(backend: Backend = "x86", model: Model | None = None) -> QCo
     [('_0', 'quantized'), ('_1', 'float')]
     """
     config = resolve_backend(backend)
+    if weight_bits is not None:
+        return mapping_with_weight_bits(config, weight_bits)
     engine = engine_of(config)
     opened = None if model is None else opened_model(model)
     return mapping_on_engine(config, engine, opened)[0]

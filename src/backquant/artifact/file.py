@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -136,6 +136,25 @@ def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 
+class _Other(NamedTuple):
+    what: str
+    fix: str
+
+
+_PICKLED = _Other("what torch.save wrote", _SAVE_AGAIN)
+_DEPLOYED = "backquant.compare(model, path, batches)   # runs it in {}"
+#: Files that people take for ours, by suffix.
+_OTHER_FILES = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), _PICKLED),
+    ".pt2": _Other("a program or a package of torch", _DEPLOYED.format("PyTorch")),
+    ".onnx": _Other("an ONNX file", _DEPLOYED.format("ONNX Runtime")),
+    ".xml": _Other("an OpenVINO file", _DEPLOYED.format("OpenVINO")),
+    ".pte": _Other("an ExecuTorch file", _DEPLOYED.format("ExecuTorch")),
+    ".tflite": _Other("a LiteRT file", _DEPLOYED.format("LiteRT")),
+    ".gguf": _Other("a GGUF checkpoint", "backquant.load_checkpoint(path)"),
+}
+
+
 @contextlib.contextmanager
 def readable(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn whatever a damaged file leads to into an ``ArtifactError`` that names the file.
@@ -151,6 +170,13 @@ def readable(path: str | os.PathLike[str]) -> Iterator[None]:
         where = error.where if known else ": ".join(filter(None, (str(path), error.where)))
         raise ArtifactError(error.what, where=where, fix=error.fix) from error
     except (SafetensorError, OSError) as error:
+        other = _OTHER_FILES.get(Path(path).suffix.lower()) if Path(path).is_file() else None
+        if other is not None:
+            raise ArtifactError(
+                f"{path} is {other.what}, not a file that backquant.save wrote",
+                where=str(path),
+                fix=other.fix,
+            ) from error
         raise ArtifactError(
             f"{path} is not a readable artifact: {error}",
             where=str(path),

@@ -42,7 +42,9 @@ Resume = Annotated[
 
 def compare(
     model: Model,
-    artifact: Annotated[Path, typer.Argument(help="The file that quantize wrote for MODEL.")],
+    artifact: Annotated[
+        Path, typer.Argument(help="The file that quantize or export wrote for MODEL.")
+    ],
     data: Data,
     metric: MetricName = None,
     batch_size: BatchSize = 32,
@@ -57,7 +59,8 @@ def compare(
 
     with guarded(as_json=as_json), only_answers():
         module, _ = load_model(model)
-        quantized = backquant.load(artifact, allow=tuple(allow or ()))
+        is_ours = artifact.suffix in ("", ".bq") or not artifact.is_file()
+        quantized = backquant.load(artifact, allow=tuple(allow or ())) if is_ours else artifact
         found = backquant.compare(
             module,
             quantized,

@@ -147,6 +147,13 @@ def quantize(
             "--group-size", help="With --weights: how many weights of a row share a scale."
         ),
     ] = None,
+    weight_bits: Annotated[
+        int | None,
+        typer.Option(
+            "--weight-bits",
+            help="7: int8 weights that no 16-bit sum overflows (CPUs without VNNI).",
+        ),
+    ] = None,
     activations: Annotated[
         str | None,
         typer.Option(
@@ -270,6 +277,8 @@ def quantize(
             return
         if exported_to is not None:
             _check_operators(module, given, batches, config, find_target(to, exported_to))
+        if weight_bits is not None:
+            options["qconfig_mapping"] = backquant.default_mapping(config, weight_bits=weight_bits)
         quantized = backquant.quantize(
             module,
             given,

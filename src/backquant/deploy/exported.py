@@ -118,6 +118,7 @@ multiply-adds
         return (
             f"{self.path}: {self.target} for {self.runtime}; {self.integer} of {self.expected} "
             f"quantized operators {self.means}, {share} of the multiply-adds"
+            + "".join(f"\n  {note}" for note in self.notes)
         )
 
     @property
@@ -169,7 +170,6 @@ multiply-adds
         for why, nodes in self._by_reason().items():
             shown = ", ".join(nodes[:_SHOWN]) + (" …" if len(nodes) > _SHOWN else "")
             yield f"  {len(nodes)} × {why} ({shown})"
-        yield from self.notes
 
     def _by_reason(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import operator
 import re
@@ -34,6 +35,7 @@ from backquant.errors import BackquantError, CoverageError, ExportError, UsageEr
 from backquant.files import check_room
 from backquant.graph.objects import tensors_of
 from backquant.graph.queries import nodes_in
+from backquant.lower.machine import machine_facts
 from backquant.match.plan import Reason
 from backquant.operators.joined_outputs import JoinedOutput, joined_outputs
 from backquant.reason_codes import ReasonCode
@@ -49,6 +51,8 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger("backquant")
+
 # Whether a written file computes what the reference model does: called in the runtime that it is for.
 #
 # 1. One loaded file is called on inputs drawn anew in the range of the examples, so that samples and outputs
@@ -59,11 +63,12 @@ __all__ = [
 # third of    its size and by more than roundings lead the reference model (see ``roundings``) is an error.
 # 4. Where no call could be compared, a note says so. 5. A target may have a second way to run a file,
 # without the shortcuts of this CPU (sums of 16 bits where it    has no VNNI). What is right there is right
-# in the file, and noted.
+# in the file, and noted; so is what the shortcuts cost where the two agree.
 
 _NEAR = 10.0  # dB: the difference is a third of the output
 _MORE = 6.0  # dB: four times the noise that roundings make is no rounding
 _NOTHING = 1e-6
+_UNHEARD = 40.0  # dB: a hundredth of the output, less than int8 itself costs
 _SIZES = (3, 7, 2, 7)
 _FACTORS = (1.0, 2.0, 0.5, 2.0)
 
@@ -122,8 +127,9 @@ def check_agreement(job: ExportJob, target: Target, path: Path) -> Agreement:
     wrong, sqnr = _first_wrong(target.loaded(path), calls)
     if wrong is None:
         why = f"{len(calls)} calls were tried" if calls else "the model takes no inputs drawn anew"
-        notes = () if sqnr is not None else (f"nothing was compared in {target.name}: {why}",)
-        return Agreement(notes, sqnr or {})
+        if sqnr is None:
+            return Agreement((f"nothing was compared in {target.name}: {why}",))
+        return Agreement(_cost_here(target, path, calls, sqnr), sqnr)
     if isinstance(target, ExactTarget):
         differs, exact = _first_wrong(target.exact(path), calls)
         if differs is None:
@@ -134,6 +140,29 @@ def check_agreement(job: ExportJob, target: Target, path: Path) -> Agreement:
         where=f"{path.name}, called after it was written",
         fix="leave the operator out of the quantization, or export to another target",
     )
+
+
+def _cost_here(
+    target: Target, path: Path, calls: Sequence[_Call], sqnr: Mapping[str, float]
+) -> tuple[str, ...]:
+    """What sums of 16 bits cost on this CPU, where that is as much as quantization itself."""
+    facts = machine_facts()
+    here = min(sqnr.values(), default=_UNHEARD)
+    known = isinstance(target, ExactTarget) and facts.is_x86 and not facts.has_vnni
+    if not known or here >= _UNHEARD:
+        return ()
+    _, exact = _first_wrong(target.exact(path), calls)
+    there = min((exact or sqnr).values())
+    if there < here + _MORE:
+        return ()
+    words = (
+        f"accuracy lost on this CPU: it has no VNNI, and the runtime sums products in 16 bits, which "
+        f"overflow: SQNR {here:.1f} dB beside the reference model, {there:.1f} dB without (higher is "
+        "better); 7-bit weights avoid it: qconfig_mapping="
+        f"backquant.default_mapping({target.backend!r}, weight_bits=7) in quantize, or --weight-bits 7"
+    )
+    _log.warning("%s: %s", path.name, words)
+    return (words,)
 
 
 def _calls(job: ExportJob) -> Iterator[_Call]:

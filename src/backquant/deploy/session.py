@@ -74,9 +74,9 @@ def running_target(backend: str) -> RunningTarget | None:
     return None
 
 
-def load_exported(path: Path, threads: int) -> Loaded:
+def load_exported(path: Path, threads: int, to: str | None = None) -> Loaded:
     """Load a file that ``export`` wrote in the runtime that it is for, with ``threads`` where that takes a
-    number of them.
+    number of them. ``to``: the target; default: by the suffix.
 
     Raises ``UsageError`` for a suffix that no target has, or whose target has no runtime here;
     ``InputError`` where there is no file; ``MissingExtraError`` where the runtime is not installed.
@@ -87,7 +87,7 @@ def load_exported(path: Path, threads: int) -> Loaded:
       where  model.onnx
       fix    the path that backquant.export was given
     """
-    target = find_target(None, path)
+    target = find_target(to, path)
     if not isinstance(target, LoadingTarget):
         raise UsageError(
             f"the files of {target.name} are not run here",

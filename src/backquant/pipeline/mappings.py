@@ -179,8 +179,37 @@ def _is_depthwise(module: Any) -> bool:
     return isinstance(module, _ConvNd) and module.groups > 1 and module.weight.shape[1] == 1
 
 
-def _narrow(weight: QuantDefault | None) -> QuantDefault:
-    return replace(weight or QuantDefault("minmax"), quant_min=-64, quant_max=63)
+def _narrow(weight: QuantDefault | None, bits: int = 7) -> QuantDefault:
+    half = 2 ** (bits - 1)
+    return replace(weight or QuantDefault("minmax"), quant_min=-half, quant_max=half - 1)
+
+
+def mapping_with_weight_bits(config: BackendConfig, bits: int) -> QConfigMapping:
+    """The backend's default mapping, with all weights limited to the range of so many bits.
+
+    Raises ``UsageError`` for a number of bits that is no smaller than 8, ``ConfigError`` for a backend
+    without defaults.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> mapping = mapping_with_weight_bits(get_backend_config("onnxruntime"), 7)
+    >>> mapping.global_qconfig.weight().quant_min
+    -64
+    """
+    if bits not in range(2, 8):
+        raise UsageError(
+            f"{bits!r} is no smaller range of 8-bit weights",
+            where="weight_bits",
+            fix="weight_bits=7",
+        )
+    defaults = config.defaults
+    if defaults is None:
+        return get_default_qconfig_mapping(config)
+    overrides = tuple(
+        replace(each, weight=_narrow(each.weight, bits)) if each.weight else each
+        for each in defaults.overrides
+    )
+    weight = _narrow(defaults.weight, bits)
+    return mapping_with_defaults(config, replace(defaults, weight=weight, overrides=overrides))
 
 
 def _has_open_tensor_weights(config: BackendConfig) -> bool:

@@ -151,7 +151,8 @@ def cards(report: Facts) -> Iterator[Card]:
     if report.float_bytes and report.quantized_bytes:
         ratio = report.float_bytes / report.quantized_bytes
         sizes = f"({human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)})"
-        yield Card("size", f"{ratio:.1f}× smaller", sizes)
+        words = f"{ratio:.1f}× smaller" if ratio >= 1 else f"{1 / ratio:.1f}× larger"
+        yield Card("size", words, sizes)
     if report.operators:
         counts = operator_counts(report)
         if report.multiply_adds:
