@@ -148,8 +148,9 @@ def _cost_here(
     """What sums of 16 bits cost on this CPU, where that is as much as quantization itself."""
     facts = machine_facts()
     here = min(sqnr.values(), default=_UNHEARD)
-    known = isinstance(target, ExactTarget) and facts.is_x86 and not facts.has_vnni
-    if not known or here >= _UNHEARD:
+    if not facts.is_x86 or facts.has_vnni or here >= _UNHEARD:
+        return ()
+    if not isinstance(target, ExactTarget):
         return ()
     _, exact = _first_wrong(target.exact(path), calls)
     there = min((exact or sqnr).values())
