@@ -187,6 +187,26 @@ def test_labels_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     ] == ["calibration: of each batch, which holds 2 values, the model gets the first"]
 
 
+def test_an_optional_argument_that_takes_labels_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, scale: Any = None) -> torch.Tensor:
+            y = self.a(x)
+            return y if scale is None else y * scale[:, None]
+
+    labelled = DataLoader(TensorDataset(SAMPLES, torch.arange(22)), batch_size=11)
+    with caplog.at_level(logging.WARNING, logger="backquant"):
+        backquant.quantize(Optional().eval(), calibration=labelled, slower="keep")
+    said = [record.getMessage() for record in caplog.records]
+    [words] = [text for text in said if "last value of each batch" in text]
+    assert "'scale'" in words and "[tuple(batch)[:-1] for batch in batches]" in words
+
+
 def test_a_second_input_is_no_label() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -223,6 +223,7 @@ class _Inputs:
     def __call__(self, batch: Any) -> Any:
         self.check(batch)
         if not self.has_labels(batch):
+            self._say_taken(batch)
             return batch
         if not self._was_said:
             self._was_said = True
@@ -231,6 +232,21 @@ class _Inputs:
                 *(self._argument, len(batch)),
             )
         return batch[0]
+
+    def _say_taken(self, batch: Any) -> None:
+        """Once, that an optional argument takes what may be the labels of a loader."""
+        if self._was_said or type(batch) not in (tuple, list) or len(batch) < 2:
+            return
+        last = batch[-1]
+        is_label = isinstance(last, torch.Tensor) and last.dim() < 2 and last.dtype == torch.int64
+        if is_label and self._fits(batch) and self._fits(batch[:-1]):
+            self._was_said = True
+            bound = self._signature.bind(*batch).arguments
+            _log.warning(
+                "%s: the last value of each batch goes to the optional argument %r of the model; if these "
+                "are labels, leave them out: [tuple(batch)[:-1] for batch in batches]",
+                *(self._argument, next(reversed(bound))),
+            )
 
     def _fits(self, batch: Any) -> bool:
         args, kwargs = as_arguments(batch)
