@@ -232,7 +232,16 @@ def _written(folder: Path) -> None:
     shutil.rmtree(path.parent)
 
 
+def _compared(_: str, names: dict[str, Any]) -> None:
+    model, batches = torch.nn.Linear(8, 4).eval(), [torch.randn(4, 8)]
+    quantized = backquant.quantize(model, backend="onnxruntime", calibration=batches)
+    path = names["tmp_path"] / names["name"]
+    backquant.export(quantized, path, overwrite=True)
+    assert backquant.compare(model, path, batches).outputs
+
+
 BY_HAND = {
+    "backquant.compare(model, path, batches)": _compared,
     **dict.fromkeys(
         ["check the path", "quantize the model again", "mkdir -p", "path=", "rename it"],
         lambda *_: _written(Path(tempfile.mkdtemp())),
@@ -248,7 +257,11 @@ BY_HAND = {
         ("model.gguf", "is a GGUF checkpoint"),
     ],
 )
-def test_a_file_of_another_kind_is_said_to_be_that(name: str, words: str, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_said_to_be_that(
+    name: str, words: str, tmp_path: Path, snapshot: Callable[..., None]
+) -> None:
     (tmp_path / name).write_bytes(b"x" * 100)
-    with pytest.raises(ArtifactError, match=words):
+    with pytest.raises(ArtifactError, match=words) as caught:
         backquant.load(tmp_path / name)
+    if name == "model.onnx":
+        snapshot("file-of-another-kind", caught.value)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.snapshots import compare as snapshot
 from torch import nn
 
 import backquant
@@ -155,7 +156,7 @@ def test_weights_of_seven_bits_are_half_as_large() -> None:
     assert weights and all(v.min() >= -64 and v.max() <= 63 for v in weights)
     with pytest.raises(backquant.UsageError, match="8 is no smaller range") as caught:
         backquant.default_mapping("onnxruntime", weight_bits=8)
-    assert "weight_bits=7" in str(caught.value)
+    snapshot(Path(__file__), "weight-bits", str(caught.value))
 
 
 def test_a_target_without_a_runtime_is_not_asked(job: Any) -> None:

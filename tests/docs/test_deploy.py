@@ -23,7 +23,7 @@ def test_the_example(
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, "docs/deploy.md", "exec"), names)
     [printed] = re.findall(r"```text\n(model\.onnx.*?)```", PAGE, re.DOTALL)
-    version = re.compile(r"onnxruntime [\d.]+")
+    version = re.compile(r"onnxruntime [\d.]+|\n  accuracy lost on this CPU: .*")  # of the machine
     assert version.sub("", capsys.readouterr().out) == version.sub("", printed)
 
 
