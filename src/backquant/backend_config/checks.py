@@ -128,20 +128,6 @@ class within:  # noqa: N801 - read as a word: with within(place)
             error.args = (error.what, error.where, error.fix)
 
 
-def check_dtype(value: Any, field: str) -> None:
-    """Raise ``SpecError`` unless ``value`` is a dtype or None.
-
-    >>> check_dtype("qint8", "dtype")
-    Traceback (most recent call last):
-    backquant.errors.SpecError: dtype must be a torch.dtype, got 'qint8'
-      where  dtype
-      fix    torch.qint8
-    """
-    if value is not None and not isinstance(value, torch.dtype):
-        what = f"{field} must be a torch.dtype, got {value!r}"
-        raise SpecError(what, where=field, fix=dtype_fix(value))
-
-
 def dtype_fix(value: Any) -> str:
     """``torch.quint8`` for the strings ``"quint8"`` and ``"torch.quint8"``.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from backquant.checkpoint.load import Loaded, with_state_dict
-from backquant.checkpoint.plain import is_of_torch_ao, plain_state
+from backquant.checkpoint.plain import plain_state
 from backquant.checkpoint.slots import Slot, slots_of, values_of
 
 __all__ = [
     "Loaded",
     "Slot",
-    "is_of_torch_ao",
     "plain_state",
     "slots_of",
     "values_of",

@@ -21,17 +21,6 @@ _CELLS = ("weight_ih", "weight_hh")
 _QINT = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 
 
-def is_of_torch_ao(state: Mapping[str, Any]) -> bool:
-    """Whether ``state`` holds what only a model that ``torch.ao`` converted saves.
-
-    >>> is_of_torch_ao({"fc._packed_params.dtype": torch.qint8}), is_of_torch_ao({"fc.weight": torch.ones(1)})
-    (True, False)
-    """
-    return any(
-        not isinstance(value, torch.Tensor) or value.is_quantized for value in state.values()
-    )
-
-
 def plain_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """``state`` with plain tensors only; what is plain already is passed on. Linear in its keys.
 

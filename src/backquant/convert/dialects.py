@@ -243,7 +243,7 @@ def write_quantized_tensor(writer: Writer, value: fx.Node, found: ObservedQParam
     return writer.method("dequantize", quantized)
 
 
-def is_dequantize(node: Any) -> bool:
+def is_dequantize(node: object) -> bool:
     """Whether a node dequantizes, in either dialect.
 
     >>> graph = fx.Graph()

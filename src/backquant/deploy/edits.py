@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from backquant.operators import overload
 
 
-def sizes_of(node: Any) -> list[Any]:
+def sizes_of(node: fx.Node) -> list[Any]:
     """The shape of ``node``, for a view; one symbolic size is -1."""
     shape = list(node.meta["val"].shape)
     symbolic = [i for i, size in enumerate(shape) if not isinstance(size, int)]
@@ -30,7 +30,7 @@ def sizes_of(node: Any) -> list[Any]:
     return shape
 
 
-def before(node: Any, target: Any, args: tuple[Any, ...], **more: Any) -> Any:
+def before(node: fx.Node, target: Any, args: tuple[Any, ...], **more: Any) -> Any:
     """A call before ``node`` that stands for the same operator of the model, with its value's meta.
 
     Its shape is found as an export finds it: kernels in C++ (of ``constant_pad_nd``) take sizes as numbers,
@@ -59,7 +59,7 @@ class AtenCalls:
     ['aten.mul.Tensor']
     """
 
-    node: Any
+    node: fx.Node
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(self.call, overload(name))
@@ -88,19 +88,19 @@ def rewrite(program: ExportedProgram, rules: Mapping[Any, Rule]) -> None:
     program.graph_module.recompile()
 
 
-def apply(rule: Rule, node: Any) -> None:
+def apply(rule: Rule, node: fx.Node) -> None:
     """One rule at one node."""
     made = rule(node, AtenCalls(node))
     if made is not None:
         replace(node, made)
 
 
-def first_only(node: Any) -> bool:
+def first_only(node: fx.Node) -> bool:
     """Whether nobody reads another result of ``node`` than its first one."""
     return all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
 
 
-def replace(node: Any, by: Any) -> None:
+def replace(node: fx.Node, by: Any) -> None:
     """Let all readers of ``node``, or of the first of its results, read ``by``, and remove ``node``."""
     several = (list, tuple)
     if isinstance(node.meta["val"], several) and not isinstance(by.meta["val"], several):

@@ -105,7 +105,7 @@ def expected_operators(
         if decision.dtype_config is None:
             continue
         dtypes = config.shared_configs[match.entry].dtype_configs[decision.dtype_config]
-        in_float = _computes_in_float(dtypes.input_dtype)
+        in_float = dtypes.input_dtype is not None and not is_quantized(dtypes.input_dtype)
         if (in_float and not _in_groups(dtypes)) or decision.observation.endswith("NOT_OBSERVED"):
             continue
         found.append(
@@ -126,10 +126,6 @@ def _in_groups(dtypes: DTypeConfig) -> bool:
     """Whether the weight is one that a target has kernels for which read groups of few bits."""
     shared = dtypes.weight_dtype_with_constraints.granularity
     return shared is not None and Granularity.parse(shared).has_blocks
-
-
-def _computes_in_float(dtype: torch.dtype | None) -> bool:
-    return dtype is not None and not is_quantized(dtype)
 
 
 # Values that a model writes where a mask says so (``scores[:, mask] = -inf``), as a choice for each place.

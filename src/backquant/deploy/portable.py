@@ -143,11 +143,11 @@ def _is_weight(value: Any) -> bool:
     return _dequantizes(value) and value.args[0].op == "get_attr"
 
 
-def _dequantizes(node: Any) -> bool:
+def _dequantizes(node: fx.Node) -> bool:
     return _ends_pair(node) or is_weight_dequantize(node)
 
 
-def _ends_pair(node: Any) -> bool:
+def _ends_pair(node: fx.Node) -> bool:
     return is_dequantize(node) or str(node.target) == "backquant.dequantize_float8.default"
 
 

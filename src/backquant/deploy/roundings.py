@@ -64,9 +64,9 @@ def nested_output(job: ExportJob) -> Any:
         return _ByName(job).run()
 
 
-def dithered_values(job: ExportJob, seed: int) -> list[Any]:
+def dithered_values(job: ExportJob) -> list[Any]:
     """The same with the noise of ``dithered``."""
-    return _flat(_Dithered(job, seed))
+    return _flat(_Dithered(job, 0))
 
 
 def real_values(job: ExportJob, values: Sequence[Any]) -> list[Any]:

@@ -280,7 +280,7 @@ def _compared(call: _Call, results: Sequence[Any]) -> tuple[str | None, dict[str
         if near[place] < _NEAR
         and not (_is_nothing(one) and _is_nothing(found[place].to(one.dtype)))
     ]
-    noisy = call.pieces(real_values(call.job, dithered_values(call.job, 0))) if far else {}
+    noisy = call.pieces(real_values(call.job, dithered_values(call.job))) if far else {}
     for place in far:
         rounding = ratio([wanted[place]], [noisy[place]])
         if near[place] < rounding - _MORE:

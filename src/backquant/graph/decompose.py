@@ -431,7 +431,7 @@ def decomposition_of(
             continue
         if path in whole_names or type(module) in whole_classes:
             continue
-        if _has_hooks(module):
+        if bool(module._forward_hooks or module._forward_pre_hooks):
             found.whole[path] = "it has hooks, which would not run"
         else:
             chosen.add(path)
@@ -454,10 +454,6 @@ def _kind(module: nn.Module) -> type[nn.Module] | None:
         if isinstance(module, kind) and own.forward is kind.forward:
             return kind
     return None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class _StaysWholeError(BackquantError):

@@ -251,7 +251,7 @@ def register_quantized_decomposed() -> None:
     >>> op(torch.tensor([0.5]), 0.1, 0, -128, 127, torch.int8)
     tensor([5], dtype=torch.int8)
     """
-    if _registered():
+    if hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor"):
         return
     try:
         importlib.import_module(_REGISTRATION)
@@ -261,7 +261,3 @@ def register_quantized_decomposed() -> None:
             where=f"torch {torch.__version__}",
             fix="pip install 'torch>=2.12,<2.16'",
         ) from error
-
-
-def _registered() -> bool:
-    return hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor")

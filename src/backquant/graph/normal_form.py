@@ -342,7 +342,7 @@ def _last_sizes(sizes: Any, x: fx.Node, axes: int) -> bool:
     return _is_shape(source, x) and place in (slice(2, None), slice(-axes, None))
 
 
-def _is_shape(node: Any, x: fx.Node) -> bool:
+def _is_shape(node: object, x: fx.Node) -> bool:
     if not isinstance(node, fx.Node) or not node.args or node.args[0] is not x:
         return False
     return (node.target == "size" and len(node.args) == 1) or (
@@ -428,10 +428,10 @@ class _Reader:
                 return found
         return None
 
-    def _by_clamped(self, node: Any) -> fx.Node | None:
+    def _by_clamped(self, node: fx.Node) -> fx.Node | None:
         return self._times(node, self._clamped)
 
-    def _times(self, node: Any, gate: Any) -> fx.Node | None:
+    def _times(self, node: object, gate: Any) -> fx.Node | None:
         """``x`` of ``x * gate(x)``."""
         if not isinstance(node, fx.Node) or arithmetic_of(node) != "mul":
             return None
@@ -440,7 +440,7 @@ class _Reader:
                 return value
         return None
 
-    def _hard_sigmoid(self, node: Any) -> fx.Node | None:
+    def _hard_sigmoid(self, node: object) -> fx.Node | None:
         if not isinstance(node, fx.Node) or not node.args or len(node.args) > 1:
             return None
         is_gate = _is_call(node) and plain_name(node.target) in _GATES
@@ -452,7 +452,7 @@ class _Reader:
         """``x`` of ``clamp(x + 3, 0, 6)``."""
         return self._raised(node.args[0]) if self._clamps_to_6(node) else None
 
-    def _clamps_to_6(self, node: Any) -> bool:
+    def _clamps_to_6(self, node: object) -> bool:
         if not isinstance(node, fx.Node) or not node.args:
             return False
         called = self._write.called(node)
@@ -462,7 +462,7 @@ class _Reader:
             return True
         return _is_call(node) and plain_name(node.target) in _CLAMPS and _bounds(node) == (0, 6)
 
-    def _raised(self, node: Any) -> fx.Node | None:
+    def _raised(self, node: object) -> fx.Node | None:
         """``x`` of ``x + 3``."""
         if not isinstance(node, fx.Node) or arithmetic_of(node) != "add":
             return None
@@ -481,7 +481,7 @@ class _Reader:
         return float(tensor.detach())
 
 
-def _is_call(node: Any) -> bool:
+def _is_call(node: object) -> bool:
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return False
     others = {name: value for name, value in node.kwargs.items() if name not in _BOUNDS}

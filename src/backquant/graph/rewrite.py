@@ -175,7 +175,7 @@ class Constants:
         self._module = module
         self._changed = changed_tensors(module)
 
-    def value(self, node: Any) -> torch.Tensor | None:
+    def value(self, node: object) -> torch.Tensor | None:
         if not isinstance(node, fx.Node) or node.op != "get_attr":
             return None
         if str(node.target) in self._changed:

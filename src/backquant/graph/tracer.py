@@ -145,7 +145,7 @@ def _at(line: str) -> str:
     return f" ({text})" if len(text) <= _LONGEST else f" ({text[:_LONGEST]}…)"
 
 
-def text_of(node: Any, depth: int = 5) -> str:
+def text_of(node: object, depth: int = 5) -> str:
     """What is asked of a tensor, as the expression that it is; tensors by their names.
 
     >>> graph = fx.Graph()
@@ -172,7 +172,7 @@ def text_of(node: Any, depth: int = 5) -> str:
     return f"{args[0]} {_SIGNS[node.target]} {args[1]}"  # type: ignore[index]
 
 
-def _is_number(node: Any, depth: int = 5) -> bool:
+def _is_number(node: object, depth: int = 5) -> bool:
     """Whether ``node`` is asked of a tensor, and no tensor, as far as the graph shows."""
     if not isinstance(node, fx.Node) or not depth:
         return not isinstance(node, fx.Node)

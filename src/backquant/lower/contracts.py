@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
@@ -51,7 +50,7 @@ def reference_modules_are_lowered(
 def boundaries_are_folded(_: None, graph: Graph, engine: EngineInfo) -> Iterator[Breach]:
     """No value is dequantized and quantized again, or dequantized for nobody; what is left are kernels."""
 
-    def dequantizes(node: Any) -> bool:
+    def dequantizes(node: object) -> bool:
         return is_dequantize(node) or (isinstance(node, Node) and node.target is dequantize)
 
     for node in graph.nodes:

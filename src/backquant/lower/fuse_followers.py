@@ -394,7 +394,7 @@ def _softened(graph_module: GraphModule, softmax: Any) -> Node | None:
 
 
 def _between(
-    node: Any, longest: int, branches: int
+    node: Node, longest: int, branches: int
 ) -> tuple[tuple[Node, ...], list[tuple[str, Any]]] | None:
     """The operators from a product to ``node``, and what those behind it do. Looks at a bounded number."""
     if not _is_read_once(node) or longest == 0 or branches < 0:

@@ -94,7 +94,7 @@ from backquant.reason_codes import ReasonCode
 _KERNELS = (quantize, dequantize, requantize, rescale, quantized_tensor, integers_of)
 
 
-def is_boundary(node: Any) -> bool:
+def is_boundary(node: object) -> bool:
     """Whether ``node`` crosses between float and integers, in the QDQ dialect or lowered."""
     if is_quantize(node) or is_dequantize(node) or is_described_quantize(node):
         return True

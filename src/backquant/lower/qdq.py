@@ -47,15 +47,14 @@ def _name_of(target: Any) -> str:
     return target._schema.name.partition("::")[2] if target._overloadname == "default" else ""
 
 
-def is_quantize(node: Any) -> bool:
+def is_quantize(node: object) -> bool:
     """Whether ``node`` quantizes a float tensor with literal per-tensor qparams."""
     return isinstance(node, Node) and _is_op(node, "quantize_per_tensor") and _is_literal(node)
 
 
-def is_described_quantize(node: Any) -> bool:
+def is_described_quantize(node: object) -> bool:
     """Whether ``node`` quantizes with a rounding or a requantization that the description names."""
-    called = isinstance(node, Node) and node.op == "call_function"
-    return called and str(node.target) in _DESCRIBED
+    return isinstance(node, Node) and node.op == "call_function" and str(node.target) in _DESCRIBED
 
 
 def described_arithmetic(node: Node) -> tuple[str, str]:
@@ -73,23 +72,22 @@ def described_arithmetic(node: Node) -> tuple[str, str]:
     return str(requantization), str(rounding)
 
 
-def is_dequantize(node: Any) -> bool:
+def is_dequantize(node: object) -> bool:
     """Whether ``node`` dequantizes an integer tensor with literal per-tensor qparams."""
     return isinstance(node, Node) and _is_op(node, "dequantize_per_tensor") and _is_literal(node)
 
 
-def is_channel_dequantize(node: Any) -> bool:
+def is_channel_dequantize(node: object) -> bool:
     """Whether ``node`` dequantizes an integer tensor per channel (a functional weight)."""
     return isinstance(node, Node) and _is_op(node, "dequantize_per_channel")
 
 
-def is_block_dequantize(node: Any) -> bool:
+def is_block_dequantize(node: object) -> bool:
     """Whether ``node`` dequantizes an integer tensor in groups or blocks (a functional weight)."""
-    is_call = isinstance(node, Node) and node.op == "call_function"
-    return is_call and str(node.target) == "backquant.dequantize_blocks.default"
+    return _name(node) == "backquant.dequantize_blocks.default"
 
 
-def is_weight_dequantize(node: Any) -> bool:
+def is_weight_dequantize(node: object) -> bool:
     """Whether ``node`` dequantizes a functional weight of several scales."""
     return is_channel_dequantize(node) or is_block_dequantize(node)
 
@@ -170,7 +168,7 @@ def _dynamic_cast() -> str:
     return str(overload("to"))
 
 
-def _name(node: Any) -> str:
+def _name(node: object) -> str:
     if isinstance(node, Node) and node.op == "call_function":
         return str(node.target)
     return ""
@@ -215,7 +213,7 @@ def token_input(node: Any) -> DynamicInput | None:
     return DynamicInput(source, dtype, int(low), int(high))
 
 
-def _is_item(node: Any, number: int) -> bool:
+def _is_item(node: object, number: int) -> bool:
     return isinstance(node, Node) and node.target is operator.getitem and node.args[1:] == (number,)
 
 

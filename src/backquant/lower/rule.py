@@ -261,7 +261,7 @@ def site_of(
     return Site(graph_module, steps, quantize, out, engine, described)
 
 
-def quantizes(node: Any, engine: EngineInfo) -> bool:
+def quantizes(node: Node, engine: EngineInfo) -> bool:
     """Whether ``node`` quantizes in a way that the kernels of ``engine`` may do themselves."""
     return is_quantize(node) or (engine.as_described and is_described_quantize(node))
 

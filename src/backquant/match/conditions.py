@@ -461,7 +461,7 @@ _TYPED = frozenset({"to", "_to_copy", "ones", "new_ones", "full", "new_full"})
 _TRIANGLES = frozenset({"tril", "triu", "index", "getitem"})
 
 
-def _is_bool(node: Any) -> bool:
+def _is_bool(node: object) -> bool:
     """Whether a value holds bools for certain; additive masks and inputs of the model do not."""
     if isinstance(node, fx.Node) and node.op == "get_attr":
         constant = operator.attrgetter(str(node.target))(node.graph.owning_module)

@@ -107,7 +107,7 @@ class ReasonWriter:
             admitted += f", but one for {same}, the same operator"
         elif near:
             admitted += f"; nearest: {', '.join(near)}"
-        elif related := self._of_family(key.op, "recurrent"):
+        elif related := self._recurrent(key.op):
             admitted += f"; of recurrent layers it has {', '.join(related)}"
         fix = self._as_products(node)
         if same and not isinstance(key.op, type):
@@ -135,13 +135,15 @@ class ReasonWriter:
             return ""
         return next((op_name(call) for call in known.calls if call in alone), "")
 
-    def _of_family(self, op: Any, family: str) -> tuple[str, ...]:
-        """The operators of a family, to which ``op`` belongs, that the backend has entries for."""
+    def _recurrent(self, op: Any) -> tuple[str, ...]:
+        """The recurrent operators that the backend has entries for, if ``op`` is one."""
         known = find(op)
-        if known is None or known.family != family:
+        if known is None or known.family != "recurrent":
             return ()
         anchors = [key.op for key in self._patterns.anchors()]
-        found = (a for a in anchors if (other := find(a)) is not None and other.family == family)
+        found = (
+            a for a in anchors if (other := find(a)) is not None and other.family == "recurrent"
+        )
         return tuple(dict.fromkeys(map(op_name, found)))
 
     def _nearest(self, name: str) -> tuple[str, ...]:

@@ -365,7 +365,7 @@ def _flat(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _is_constant(node: Any) -> bool:
+def _is_constant(node: object) -> bool:
     """A tensor of the model, or a number."""
     return not isinstance(node, fx.Node) or node.op == "get_attr"
 

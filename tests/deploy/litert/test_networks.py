@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.deploy.litert.target import run_file
+from backquant.deploy.litert.target import LoadedFile
 from backquant.deploy.roundings import ratio
 
 
@@ -45,7 +45,7 @@ def test_an_image_model_has_one_transpose_and_runs_on_integers(tmp_path: Path) -
     kinds = [each.kernel.partition(" ")[0] for each in exported.kernels]
     assert kinds.count("TRANSPOSE") == 1
     assert all(each.integer for each in exported.kernels if each.kernel.startswith("CONV_2D"))
-    [made] = run_file(path.read_bytes(), [x.numpy()])
+    [made] = LoadedFile(path.read_bytes()).run([x.numpy()])
     assert ratio([model(x)], [torch.from_numpy(made)]) > 30
 
 

@@ -76,12 +76,10 @@ def test_the_modes_are_those_of_the_caller(inference: bool) -> None:
 def test_without_torchs_function_the_calling_thread_does_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert threads.missing() == ""
     monkeypatch.setattr(threads, "_parallel_for", lambda: None)
     found: list[int] = []
     on_threads(lambda _: found.append(threading.get_ident()), range(4))
     assert found == [threading.get_ident()] * 4
-    assert "has no torch_parallel_for" in threads.missing()
 
 
 @pytest.mark.usefixtures("two")

@@ -33,10 +33,6 @@ from backquant.speed.against_float import race
 # Models that a search has made: each is timed as a whole, and what it loses is measured.
 
 
-#: From the options of the units to the model that has them.
-Make = Callable[[Picks], QuantizedModel]
-
-
 @dataclass(frozen=True)
 class Trial:
     """A combination: what was predicted before it was made, and what was measured.

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.deploy.checkpoints.formats import PlainHeaders
+from backquant.deploy.checkpoints.formats import NamedMethod, PlainHeaders
 from backquant.deploy.checkpoints.layer import (
     Activation,
     Layer,
@@ -49,16 +49,14 @@ _BIAS = 127  # of an exponent
 _FLOAT_NAMES = {4: "float4_e2m1fn_x2", 8: "float8_e4m3fn"}
 _STRATEGY = {0: "tensor", -1: "channel"}
 _SIZE = {word: size for size, word in _STRATEGY.items()}
-_METHOD = "compressed-tensors"
 _IN_UNITS = "tensor_group"  # groups whose scales have one for the tensor
 _MIXED = "mixed-precision"
 
 
-class CompressedTensors(PlainHeaders):
+class CompressedTensors(NamedMethod, PlainHeaders):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "compressed-tensors"
-    key = "quantization_config"
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
         """The tensors of a layer, by what stands behind its path."""
@@ -123,18 +121,13 @@ class CompressedTensors(PlainHeaders):
             made[f"group_{number}"] = _group(by_text[text], targets)
         formats = {group["format"] for group in made.values()}
         return {
-            "quant_method": _METHOD,
+            "quant_method": self.name,
             "format": formats.pop() if len(formats) == 1 else _MIXED,
             "quantization_status": "compressed",
             "config_groups": made,
             "ignore": sorted(left),
             "kv_cache_scheme": None,
         }
-
-    def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Whether a ``config.json`` is one of this format."""
-        found = config.get(self.key)
-        return isinstance(found, Mapping) and found.get("quant_method") == _METHOD
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
         """What the configuration says of a linear layer, by its path; None: it is float.

@@ -72,6 +72,18 @@ class Format(Held, Protocol):
         ...
 
 
+class NamedMethod:
+    """Of formats whose name is the method that a ``config.json`` states."""
+
+    name: str
+    key = "quantization_config"
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Whether a ``config.json`` is one of this format."""
+        found = config.get(self.key)
+        return isinstance(found, Mapping) and found.get("quant_method") == self.name
+
+
 class PlainHeaders:
     """Of formats whose files say nothing in their headers."""
 

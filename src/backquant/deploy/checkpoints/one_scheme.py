@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.deploy.checkpoints.formats import PlainHeaders
+from backquant.deploy.checkpoints.formats import NamedMethod, PlainHeaders
 from backquant.deploy.checkpoints.layer import (
     AWQ_ORDER,
     Layer,
@@ -79,14 +79,13 @@ Reader = Callable[[str], Tensor]
 # ``[groups, out/8]`` in the same order. ``scales`` ``[groups, out]``, float16. Weights have 4 bits and
 # zero points.
 
-_METHOD, _BITS = "awq", 4
+_BITS = 4
 
 
-class Awq(PlainHeaders):
+class Awq(NamedMethod, PlainHeaders):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "awq"
-    key = "quantization_config"
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
         """The tensors of a layer, by what stands behind its path."""
@@ -114,18 +113,13 @@ class Awq(PlainHeaders):
         """What ``config.json`` says. Raises ``ExportError`` for several schemes."""
         scheme = only_scheme(schemes, self.name)
         return {
-            "quant_method": _METHOD,
+            "quant_method": self.name,
             "bits": _BITS,
             "group_size": scheme.group_size,
             "zero_point": True,
             "version": "gemm",
             "modules_to_not_convert": sorted(left),
         }
-
-    def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Whether a ``config.json`` is one of this format."""
-        found = config.get(self.key)
-        return isinstance(found, Mapping) and found.get("quant_method") == _METHOD
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
         """What the configuration says of a layer. Raises ``ValueError`` in words."""
@@ -150,15 +144,13 @@ class Awq(PlainHeaders):
 # The format of old (``checkpoint_format: gptq``) stores zero points less 1, so that 0 has no place: it is
 # written for weights without zero points, and ``gptq_v2`` for others.
 
-_GPTQ_METHOD = "gptq"
 _OLD, _NEW = "gptq", "gptq_v2"
 
 
-class Gptq(PlainHeaders):
+class Gptq(NamedMethod, PlainHeaders):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "gptq"
-    key = "quantization_config"
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
         """The tensors of a layer, by what stands behind its path."""
@@ -199,7 +191,7 @@ class Gptq(PlainHeaders):
         scheme = only_scheme(schemes, self.name)
         rest = sorted(path for path in left if path != "lm_head")
         return {
-            "quant_method": _GPTQ_METHOD,
+            "quant_method": self.name,
             "bits": scheme.bits,
             "group_size": scheme.group_size,
             "sym": scheme.symmetric,
@@ -208,11 +200,6 @@ class Gptq(PlainHeaders):
             "lm_head": "lm_head" in schemes,
             **({"dynamic": {f"-:^{re.escape(path)}$": {} for path in rest}} if rest else {}),
         }
-
-    def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Whether a ``config.json`` is one of this format."""
-        found = config.get(self.key)
-        return isinstance(found, Mapping) and found.get("quant_method") == _GPTQ_METHOD
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
         """What the configuration says of a layer. Raises ``ValueError`` in words."""

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backquant.deploy.checkpoints.formats import NamedMethod
 from backquant.deploy.checkpoints.layer import Activation, Layer, Scheme
 
-_METHOD = "torchao"
 _QDATA, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _BY_PATH, _DEFAULT = "FqnToConfig", "_default"
 _WEIGHT_ALONE, _DYNAMIC = "IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig"
@@ -41,11 +41,10 @@ def _dtype(name: str) -> dict[str, Any]:
     return _word("torch.dtype", name)
 
 
-class Torchao:
+class Torchao(NamedMethod):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "torchao"
-    key = "quantization_config"
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
         """The tensors of a layer, by what stands behind its path."""
@@ -84,7 +83,7 @@ class Torchao:
         if any(other != first for other in others):
             first = {"_type": _BY_PATH, "_version": 1, "_data": {"fqn_to_config": made}}
         return {
-            "quant_method": _METHOD,
+            "quant_method": self.name,
             "quant_type": {"default": first},
             "modules_to_not_convert": sorted(left) or None,
             "include_input_output_embeddings": False,
@@ -101,11 +100,6 @@ class Torchao:
             said = {"_type": "Tensor"} if scheme is None else _class(scheme, size)
             told[name] = json.dumps(said)
         return told
-
-    def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Whether a ``config.json`` is one of this format."""
-        found = config.get(self.key)
-        return isinstance(found, Mapping) and found.get("quant_method") == _METHOD
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
         """What the configuration says of a layer. Raises ``ValueError`` in words."""

@@ -189,7 +189,7 @@ class AttentionRewriter:
         laid = write.clone(turned, memory_format=torch.contiguous_format)
         return write.permute(laid, [order.index(axis) for axis in range(4)])
 
-    def _masked(self, node: Any, scores: Any, mask: Any, sizes: _Sizes) -> Any:
+    def _masked(self, node: fx.Node, scores: Any, mask: Any, sizes: _Sizes) -> Any:
         """``scores + mask``, whose sizes are broadcast to batch, heads, length, positions."""
         write, shape = AtenCalls(node), [*mask.meta["val"].shape]
         if sizes.groups == sizes.heads and all(size == 1 for size in shape[:-2]):
@@ -200,7 +200,7 @@ class AttentionRewriter:
         added = write.add(write.reshape(scores, full), mask)
         return write.reshape(added, [sizes.count, sizes.rows, sizes.positions])
 
-    def _number(self, node: Any, mask: Any) -> Any:
+    def _number(self, node: fx.Node, mask: Any) -> Any:
         if mask.meta["val"].dtype is not torch.bool:
             return mask
         if mask not in self.masks:
@@ -247,7 +247,7 @@ def _order_in_memory(value: torch.Tensor) -> list[int]:
     return sorted(range(value.dim()), key=lambda axis: (-steps[axis], axis))
 
 
-def _causal(node: Any, sizes: _Sizes) -> Any:
+def _causal(node: fx.Node, sizes: _Sizes) -> Any:
     """A constant: -1e30 behind the position of the query."""
     write = AtenCalls(node)
     return write.triu(write.full([sizes.length, sizes.positions], -_MASKED), 1)
@@ -289,7 +289,7 @@ def _mean(node: Any, write: AtenCalls) -> Any:
     return write.view(value, sizes_of(node))
 
 
-def _rounded(node: Any, value: Any) -> Any:
+def _rounded(node: fx.Node, value: Any) -> Any:
     """``value`` as the one reader of ``node`` quantizes its result; as it is where none does."""
     users = list(node.users)
     if len(users) != 1 or not is_quantize(users[0]):
@@ -345,7 +345,7 @@ def _round_first(node: Any) -> None:
         node.replace_input_with(source, _rounded(node, source))
 
 
-def _squeeze(node: Any, write: AtenCalls) -> Any:
+def _squeeze(node: fx.Node, write: AtenCalls) -> Any:
     _round_first(node)
     return write.view(node.args[0], sizes_of(node))
 
@@ -362,7 +362,7 @@ def _rms_norm(node: Any, write: AtenCalls) -> Any:
     return scaled if weight is None else write.mul(scaled, weight)
 
 
-def _view(node: Any, write: AtenCalls) -> Any:
+def _view(node: fx.Node, write: AtenCalls) -> Any:
     _round_first(node)
     sizes = sizes_of(node)
     symbolic = any(not isinstance(size, int) for size in node.meta["val"].shape)
@@ -381,7 +381,7 @@ def _softmax(node: Any, write: AtenCalls) -> Any:
     return write.view(inner, sizes_of(node))
 
 
-def _prelu(node: Any, write: AtenCalls) -> Any:
+def _prelu(node: fx.Node, write: AtenCalls) -> Any:
     source, weight = node.args
     sizes = sizes_of(node)
     two_free = not all(isinstance(size, int) for size in sizes)  # no view can say them
@@ -500,7 +500,7 @@ def _linear(node: Any, write: AtenCalls) -> Any:
     return write.view(made, sizes_of(node))
 
 
-def _made_of_images(node: Any) -> bool:
+def _made_of_images(node: fx.Node) -> bool:
     """Whether a convolution or pool reaches ``node`` by values of four axes, permuted or not."""
     seen: set[Any] = set()
     stack = [node]
@@ -516,7 +516,7 @@ def _made_of_images(node: Any) -> bool:
     return False
 
 
-def _follows_convolution(node: Any) -> bool:
+def _follows_convolution(node: fx.Node) -> bool:
     """Whether a value that XNNPACK keeps channels last reaches ``node`` in that layout."""
     seen: set[Any] = set()
     stack = [node]

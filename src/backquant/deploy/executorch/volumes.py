@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from backquant.deploy.edits import AtenCalls, Rule, apply, before, first_only, sizes_of
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
@@ -211,7 +212,7 @@ def product(*sizes: Any) -> int:
     return -1 if -1 in sizes else math.prod(sizes)
 
 
-def pool(node: Any, write: AtenCalls) -> Any:
+def pool(node: fx.Node, write: AtenCalls) -> Any:
     """``max_pool3d`` and ``avg_pool3d``."""
     said = _arguments(node)
     if said.get("divisor_override") is not None:
@@ -464,7 +465,7 @@ def _weight(write: AtenCalls, weight: Any, sizes: list[int]) -> Any:
     return write.call(weight.target, write.reshape(weight.args[0], sizes), *weight.args[1:])
 
 
-def _put_back(node: Any, made: Any) -> None:
+def _put_back(node: fx.Node, made: Any) -> None:
     """Rule 2: let what reads ``node`` read ``made``, whose images are a volume's."""
     last = node
     while len(last.users) == 1:
@@ -485,7 +486,7 @@ def _put_back(node: Any, made: Any) -> None:
         reader.replace_all_uses_with(_as_volume(reader, value))
 
 
-def _as_volume(node: Any, images: Any) -> Any:
+def _as_volume(node: fx.Node, images: Any) -> Any:
     """``images``, ``[n · d, c, h, w]``, in the shape of ``node``."""
     write = _Moves(node)
     wanted = sizes_of(node)

@@ -129,7 +129,7 @@ def order(node: Any, write: AtenCalls) -> Any:
     return write.call(operator.getitem, found, 1) if node.target in _PLACES else found
 
 
-def count(node: Any, write: AtenCalls) -> Any:
+def count(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 2."""
     given: list[Any] = [*node.args, *(None, 100, 0, 0)[len(node.args) :]]
     source, bins, low, high = given
@@ -207,7 +207,7 @@ def means_of_free_sizes(graph: fx.Graph) -> Iterator[fx.Node]:
             yield node
 
 
-def _is_free(node: Any) -> bool:
+def _is_free(node: fx.Node) -> bool:
     return not all(isinstance(size, int) for size in node.meta["val"].shape)
 
 

@@ -131,7 +131,7 @@ def _unreshaped(node: Any) -> Any:
     return node
 
 
-def _is_quantized_linear(node: Any) -> bool:
+def _is_quantized_linear(node: fx.Node) -> bool:
     node = _unreshaped(node)
     target = getattr(node, "target", None)
     return target == overload("linear") and is_dequantize(node.args[0])

@@ -126,7 +126,7 @@ def reshaped(sizes: Sequence[int], layout: Layout, wanted: Sequence[int]) -> Lay
     True
     """
     groups = _groups(sizes, wanted)
-    if groups is None or _by_group(layout, groups) != _without_ones(sizes, layout):
+    if groups is None or _by_group(layout, groups) != [axis for axis in layout if sizes[axis] != 1]:
         return None
     place = {axis: index for index, axis in enumerate(layout)}
     made: list[int] = []
@@ -150,10 +150,6 @@ def ordered_for(sizes: Sequence[int], layout: Layout, wanted: Sequence[int]) -> 
     for axis in (axis for axis in range(len(sizes)) if sizes[axis] == 1):
         made.insert(min(layout.index(axis), len(made)), axis)
     return tuple(made)
-
-
-def _without_ones(sizes: Sequence[int], layout: Layout) -> list[int]:
-    return [axis for axis in layout if sizes[axis] != 1]
 
 
 def _by_group(layout: Layout, groups: Sequence[tuple[list[int], list[int]]]) -> list[int]:
@@ -244,12 +240,11 @@ class Constant:
         """Its value in the file, in PyTorch's order."""
         return constant_tensor(self.name, as_array(self.value))
 
-    def integer_tensor(self, dtype: str = "") -> Tensor:
+    def integer_tensor(self) -> Tensor:
         """Its integers in the file."""
         assert self.integers is not None
         made = constant_tensor(self.name, as_array(self.integers))
         made.scales = self.scales
-        made.dtype = dtype or made.dtype
         return made
 
 
@@ -297,13 +292,9 @@ def sizes_of(node: fx.Node) -> tuple[int, ...]:
 def signature_of(node: fx.Node) -> tuple[int, ...]:
     """The same with -1 where a size is free."""
     return tuple(
-        size if isinstance(size, int) else -1 if _is_symbolic(size) else int(size)
+        size if isinstance(size, int) else int(size) if size.node.expr.is_number else -1
         for size in _tensor(node).shape
     )
-
-
-def _is_symbolic(size: Any) -> bool:
-    return not size.node.expr.is_number
 
 
 def _tensor(node: fx.Node) -> torch.Tensor:

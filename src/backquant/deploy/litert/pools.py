@@ -258,9 +258,9 @@ def _reduced(code: str, call: Call, axes: Sequence[int], keep: bool) -> Value:
     )
 
 
-def _reduction(code: str, axes: str = "dim") -> Callable[[Call], Value]:
+def _reduction(code: str) -> Callable[[Call], Value]:
     def write(call: Call) -> Value:
-        given = call.arg(axes)
+        given = call.arg("dim")
         rank = len(call.read("input" if "input" in call.args else "self").shape)
         chosen = [given] if isinstance(given, int) else list(given or range(rank))
         return _reduced(code, call, chosen, bool(call.arg("keepdim", False)))

@@ -40,7 +40,6 @@ __all__ = [
     "ReadOperator",
     "interpreter_of",
     "read_back",
-    "run_file",
     "TARGET",
     "LiteRTTarget",
     "written_file",
@@ -204,11 +203,6 @@ def _is_channels_last(content: bytes) -> bool:
     model = schema.Model.GetRootAs(content, 0)
     names = (model.Metadata(place).Name() for place in range(model.MetadataLength()))
     return CHANNELS_LAST.encode() in names
-
-
-def run_file(content: bytes, inputs: Sequence[Any], *, reference: bool = False) -> list[Array]:
-    """The outputs of a file for arrays."""
-    return LoadedFile(content, reference=reference).run(inputs)
 
 
 # Linear layers, products of matrices, and tables.

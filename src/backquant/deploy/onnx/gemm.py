@@ -11,7 +11,7 @@ keeps it in float, for what a later quantization might make needless: it is writ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from backquant.deploy.onnx.rewrite import (
     rewrite,
 )
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 _LIMIT = 2**31 - 1
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
 
@@ -38,7 +41,7 @@ def store_integer_biases(model: Any) -> None:
     rewrite(model, dict.fromkeys(_PRODUCTS, _with_integer_bias))
 
 
-def _with_integer_bias(node: Any) -> Any:
+def _with_integer_bias(node: ir.Node) -> Any:
     if not _is_quantized(node):
         return None
     found = _bias_reader(node)
@@ -56,7 +59,7 @@ def store_described_biases(model: Any, described: Mapping[str, DTypeConfig]) -> 
     """Rewrite, in place, the constant biases of products on dequantized operands, of those nodes of the
     reference graph whose biases are ``described`` as integers of the scale input × weight."""
 
-    def store(node: Any) -> None:
+    def store(node: ir.Node) -> None:
         config = described.get(node.metadata_props.get(ORIGIN, ""))
         is_described = config is not None and config.bias_scale == "input_times_weight"
         found = _bias_reader(node) if is_described and _is_quantized(node) else None
@@ -66,7 +69,7 @@ def store_described_biases(model: Any, described: Mapping[str, DTypeConfig]) -> 
     rewrite(model, dict.fromkeys((*_PRODUCTS, "ConvTranspose"), store))
 
 
-def _bias_reader(node: Any) -> tuple[Any, int] | None:
+def _bias_reader(node: ir.Node) -> tuple[Any, int] | None:
     """The node that adds a constant bias, and the position of the bias among its inputs."""
     reader, place = node, 2
     if node.op_type == "MatMul":
@@ -77,11 +80,11 @@ def _bias_reader(node: Any) -> tuple[Any, int] | None:
     return None if array_of(input_of(reader, place)) is None else (reader, place)
 
 
-def _is_quantized(node: Any) -> bool:
+def _is_quantized(node: ir.Node) -> bool:
     return is_plain(node) and all(comes_from(x, "DequantizeLinear") for x in node.inputs[:2])
 
 
-def _is_requantized(node: Any) -> bool:
+def _is_requantized(node: ir.Node) -> bool:
     readers = readers_of(node)
     if len(readers) == 1 and readers[0].op_type in ("Relu", "Clip"):
         readers = readers_of(readers[0])
@@ -96,7 +99,7 @@ def _store_bias(product: Any, adds: Any, place: int) -> None:
             adds.replace_input_with(place, made)
 
 
-def _relu_as_max(node: Any) -> None:
+def _relu_as_max(node: ir.Node) -> None:
     """The Relu that alone reads ``node`` as a maximum."""
     readers = readers_of(node)
     if [each.op_type for each in readers] == ["Relu"]:
@@ -186,7 +189,7 @@ def quantized_by(value: Any) -> Any:
     return comes_from(node.inputs[1], "DynamicQuantizeLinear")
 
 
-def _weight(node: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
+def _weight(node: ir.Node) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
     """The integers ``[K, N]`` and scales ``[N]`` or ``[]`` of the second operand."""
     dequantize = comes_from(node.inputs[1], "DequantizeLinear")
     constants = [] if dequantize is None else list(map(array_of, dequantize.inputs))
@@ -201,7 +204,7 @@ def _weight(node: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | No
     return (weight, scale) if axis == 1 else None
 
 
-def _integer_product(node: Any) -> Any:
+def _integer_product(node: ir.Node) -> Any:
     dynamic = quantized_by(node.inputs[0])
     found = None if dynamic is None else _weight(node)
     if found is None:

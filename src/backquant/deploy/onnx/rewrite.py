@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from backquant.deploy.onnx.exporter import ORIGIN
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["is_blocked", "is_plain", "narrow_constants", "settle_blocks", "transposed_blocks"]
 
@@ -137,7 +140,7 @@ def array_of(value: Any) -> Any:
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
-def input_of(node: Any, place: int) -> Any:
+def input_of(node: ir.Node, place: int) -> Any:
     """The input at ``place``; ``None`` where it is left out."""
     return node.inputs[place] if len(node.inputs) > place else None
 
@@ -148,12 +151,12 @@ def comes_from(value: Any, kind: str) -> Any:
     return node if node is not None and node.op_type == kind else None
 
 
-def readers_of(node: Any) -> list[Any]:
+def readers_of(node: ir.Node) -> list[Any]:
     """The nodes that read the first result of ``node``, once for each time."""
     return [use.node for use in node.outputs[0].uses()]
 
 
-def only_reader(node: Any, *kinds: str) -> Any:
+def only_reader(node: ir.Node, *kinds: str) -> Any:
     """The node, of one of these operators if any are named, that alone reads what ``node`` gives, which is no
     output of the model; ``None`` where there is no such node."""
     readers = readers_of(node)
@@ -247,7 +250,7 @@ def narrow_constants(model: Any, origins: Collection[str]) -> None:
     rewrite(model, {"DequantizeLinear": narrow})
 
 
-def _as_matmul(node: Any) -> Any:
+def _as_matmul(node: ir.Node) -> Any:
     """``Gemm(x, w, b)`` as ``MatMul(x, w)`` and ``Add``: rule 2."""
     x, weight, bias = (input_of(node, place) for place in range(3))
     if not is_blocked(weight.producer()) or not is_plain(node):

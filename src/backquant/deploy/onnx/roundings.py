@@ -17,7 +17,7 @@ float64. Source: ONNX operator documentation, Mod-13 (the sign of the divisor), 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from backquant.deploy.roundings import STANDARD, arithmetic_words, described_qua
 from backquant.dtypes import Requantization, quantize_multiplier, shift_of
 from backquant.graph import register_requantize
 from backquant.lower.qdq import described_arithmetic
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["DOMAIN", "described_quantize", "spell_roundings"]
 
@@ -116,7 +119,7 @@ def spell_roundings(model: Any, job: ExportJob) -> None:
     """Rules 2 and 3, in place, on an ``onnx_ir.Model``."""
     described = described_quantizes(job)
 
-    def spell(node: Any) -> Any:
+    def spell(node: ir.Node) -> Any:
         made_for = described.get(node.metadata_props.get(ORIGIN, ""))
         if made_for is None:
             return None
@@ -128,7 +131,7 @@ def spell_roundings(model: Any, job: ExportJob) -> None:
         if arithmetic != "float":
             return _requantized(model, job, node, made_for)
         name = f"Quantize{_word(rounding)}"
-        _add(model, name, _rounded_body(rounding), ())
+        _add(model, name, _STEPS + _ROUND[rounding] + "\n" + _INTO_RANGE, ())
         return _as_function(node, name, _limits(made_for, np.float64), ())
 
     rewrite(model, {"QuantizeLinear": spell})
@@ -150,7 +153,7 @@ def _qparams(made_for: fx.Node) -> tuple[Any, ...]:
     return made_for.args[first : first + 5]
 
 
-def _requantized(model: Any, job: ExportJob, node: Any, made_for: fx.Node) -> Any:
+def _requantized(model: Any, job: ExportJob, node: ir.Node, made_for: fx.Node) -> Any:
     """Rule 2 for sums: the multiplier and the shift of the hardware become inputs of the function."""
     arithmetic, rounding = described_arithmetic(made_for)
     step, axis = made_for.args[1:3]
@@ -177,10 +180,6 @@ def _requantized(model: Any, job: ExportJob, node: Any, made_for: fx.Node) -> An
     return _as_function(node, name, inputs, more)
 
 
-def _rounded_body(rounding: str) -> str:
-    return _STEPS + _ROUND[rounding] + "\n" + _INTO_RANGE
-
-
 def _requantized_body(kind: Requantization, rounding: str) -> str:
     twice = kind is Requantization.FIXED_POINT_TWICE
     up = _UP["half_away" if twice else rounding].replace("(wide,", "(wide_sums,")
@@ -195,7 +194,7 @@ def _requantized_body(kind: Requantization, rounding: str) -> str:
     )
 
 
-def _as_function(node: Any, name: str, inputs: dict[str, Any], more: tuple[str, ...]) -> Any:
+def _as_function(node: ir.Node, name: str, inputs: dict[str, Any], more: tuple[str, ...]) -> Any:
     """The call of the function in the place of ``node``: its value, scale, zero point, then ``more`` and
     the limits."""
     write = OnnxCalls(node)

@@ -142,7 +142,7 @@ def _is_complex(value: Any) -> bool:
     return isinstance(value, complex)
 
 
-def _spell(node: Any) -> None:
+def _spell(node: fx.Node) -> None:
     x, y = node.args[:2]
     write = AtenCalls(node)
     if not isinstance(y, complex):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ from backquant.errors import BackquantError, ExportError, UsageError
 from backquant.graph import register_quantized_decomposed
 from backquant.graph.own_thread import printing_nowhere
 from backquant.match.refusal import described_by_node
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["asked_opset", "check_opset", "lower_opset", "OPSET", "onnx_model", "save_onnx"]
 
@@ -120,7 +123,7 @@ def lower_opset(model: Any, version: int) -> None:
     model.opset_imports[""] = version
 
 
-def _is_same(node: Any) -> bool:
+def _is_same(node: ir.Node) -> bool:
     """Rule 3."""
     if node.op_type not in {*_SAME_INPUTS, *_NEW_ATTRIBUTES}:
         return False
@@ -149,7 +152,7 @@ def _is_even(node: Any) -> bool:
     return isinstance(size, int) and size % len(node.outputs) == 0
 
 
-def _with_axes_attribute(node: Any) -> bool:
+def _with_axes_attribute(node: ir.Node) -> bool:
     """Rule 2."""
     import onnx_ir as ir
 
@@ -320,7 +323,7 @@ def write_sums(model: Any) -> None:
     rewrite(model, {"Add": _as_sum})
 
 
-def _as_sum(node: Any) -> None:
+def _as_sum(node: ir.Node) -> None:
     is_quantized = all(comes_from(value, "DequantizeLinear") for value in node.inputs)
     if all(map(_is_activation, node.inputs)) and not is_quantized:
         node.op_type = "Sum"
@@ -353,7 +356,7 @@ def keep_epsilons(model: Any) -> None:
     )
 
 
-def _keep_addend(node: Any) -> None:
+def _keep_addend(node: ir.Node) -> None:
     one, other = map(_epsilon, node.inputs)
     if node.op_type == "Sub" and other is not None:
         node.replace_input_with(1, OnnxCalls(node).constant(np.negative(other)))
@@ -361,7 +364,7 @@ def _keep_addend(node: Any) -> None:
         node.op_type = "Sum"
 
 
-def _keep_factor(node: Any) -> None:
+def _keep_factor(node: ir.Node) -> None:
     for place, value in enumerate(node.inputs):
         factor, other = _number(value), node.inputs[1 - place]
         if factor is None or (place == 0 and node.op_type == "Div"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from backquant.deploy.onnx.rewrite import (
     rewrite,
 )
 from backquant.operators import overload
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 # The scale and zero point of QuantizeLinear and DequantizeLinear nodes.
 
@@ -58,7 +61,7 @@ def clip_integers(model: Any) -> None:
     rewrite(model, {"QuantizeLinear": _clip_behind})
 
 
-def _clip_behind(node: Any) -> Any:
+def _clip_behind(node: ir.Node) -> Any:
     if not has_one_scale(node):
         return None
     source, *bounds = _unclipped(node.inputs[0])
@@ -150,7 +153,7 @@ def keep_outputs(model: Any) -> None:
     rewrite(model, {"QuantizeLinear": _round_behind_output})
 
 
-def _round_behind_output(node: Any) -> None:
+def _round_behind_output(node: ir.Node) -> None:
     reader = _first_after_output(node) if has_one_scale(node) else None
     if reader is not None:
         value, write = reader.inputs[0], OnnxCalls(reader)
@@ -195,7 +198,7 @@ def resize_by_products(model: Any) -> None:
     rewrite(model, {"Resize": _as_products})
 
 
-def _is_bicubic(node: Any) -> bool:
+def _is_bicubic(node: ir.Node) -> bool:
     named = {name: each.value for name, each in node.attributes.items()}
     if named.get("mode") != "cubic" or named.get("cubic_coeff_a", _CUBIC) != _CUBIC:
         return False
@@ -380,7 +383,7 @@ def _of_rows(moves: list[list[int]]) -> bool:
     return len(starts) == len(ends) == 1 and axes == [0] and steps == [1]
 
 
-def _constant(node: Any) -> _Weight | None:
+def _constant(node: ir.Node) -> _Weight | None:
     constants = list(map(array_of, node.inputs))
     if any(constant is None for constant in constants):
         return None
@@ -393,7 +396,7 @@ def _constant(node: Any) -> _Weight | None:
     return _Weight(integers, rows.astype(np.float32))
 
 
-def _on_integers(node: Any) -> Any:
+def _on_integers(node: ir.Node) -> Any:
     weights = [_weight(node.inputs[place]) for place in (1, 2)]
     if None in weights:
         return None

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from backquant.deploy.onnx.rewrite import (
 )
 from backquant.errors import ExportError
 from backquant.lower.machine import machine_facts
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["check_amx"]
 
@@ -53,7 +56,7 @@ def separate_biases(model: Any) -> None:
     """Give every convolution but the first that reads a bias a copy of it. Changes an ``onnx_ir.Model``."""
     read: set[str] = set()
 
-    def separate(node: Any) -> None:
+    def separate(node: ir.Node) -> None:
         bias = input_of(node, _BIAS)
         array = array_of(bias)
         if array is not None and bias.name in read:
@@ -75,7 +78,7 @@ def keep_zero_biases(model: Any) -> None:
     rewrite(model, {"MatMul": _with_bias, "Conv": _with_bias})
 
 
-def _with_bias(node: Any) -> Any:
+def _with_bias(node: ir.Node) -> Any:
     dequantize = comes_from(node.inputs[1], "DequantizeLinear")
     weight = None if dequantize is None else dequantize.inputs[0].const_value
     if weight is None:
@@ -121,7 +124,7 @@ def keep_reduced_axes(model: Any) -> None:
     rewrite(model, dict.fromkeys((f"Reduce{kind}" for kind in _REDUCTIONS), _keep_axes))
 
 
-def _keep_axes(node: Any) -> Any:
+def _keep_axes(node: ir.Node) -> Any:
     axes = input_of(node, _AXES)
     keeps = node.attributes.get_int("keepdims", 1)
     if axes is None or keeps or not _is_scaled_and_quantized(node):
@@ -129,7 +132,7 @@ def _keep_axes(node: Any) -> Any:
     return OnnxCalls(node).Squeeze(OnnxCalls(node).again(keepdims=1), axes)
 
 
-def _is_scaled_and_quantized(node: Any) -> bool:
+def _is_scaled_and_quantized(node: ir.Node) -> bool:
     """Whether one node after another scales the result, which nothing else reads, up to a quantization."""
     scaled = False
     while (node := only_reader(node, *_SCALING, "QuantizeLinear")) is not None:
@@ -487,7 +490,7 @@ def round_whole(model: Any) -> None:
     rewrite(model, {"Concat": _round_whole})
 
 
-def _round_whole(node: Any) -> None:
+def _round_whole(node: ir.Node) -> None:
     rounded = only_reader(node, "QuantizeLinear")
     back = None if rounded is None else only_reader(rounded, "DequantizeLinear")
     if rounded is None or back is None:
@@ -502,7 +505,7 @@ def _round_whole(node: Any) -> None:
         replace(back, OnnxCalls(back).Squeeze(floats, axis))
 
 
-def _joins_channels(node: Any) -> bool:
+def _joins_channels(node: ir.Node) -> bool:
     axis, shape = node.attributes["axis"].as_int(), node.outputs[0].shape
     return axis == 1 or (shape is not None and axis + len(shape) == 1)
 

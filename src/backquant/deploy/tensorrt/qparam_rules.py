@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from backquant.deploy.tensorrt.view import (
     Hit,
     Rule,
 )
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 FLOAT, INT8, INT32, FLOAT16, BFLOAT16, FLOAT8, INT4, FLOAT4 = 1, 3, 6, 10, 16, 17, 22, 23
 _SIGNED = (INT8, FLOAT8, INT4, FLOAT4)
@@ -39,12 +42,12 @@ def nodes_of(view: GraphView) -> Iterator[Any]:
     return view.of_type("QuantizeLinear", "DequantizeLinear")
 
 
-def is_blocked(view: GraphView, node: Any) -> bool:
+def is_blocked(view: GraphView, node: NodeProto) -> bool:
     """Whether one scale serves a block of values."""
     return bool(view.attribute(node, "block_size", 0))
 
 
-def _quantized_type(view: GraphView, node: Any) -> int:
+def _quantized_type(view: GraphView, node: NodeProto) -> int:
     quantizes = node.op_type == "QuantizeLinear"
     return view.element_type(node.output[0] if quantizes else view.input(node, 0))
 
@@ -116,7 +119,7 @@ def _size(tensor: Any) -> int:
     return int(np.prod(tensor.dims, dtype=np.int64))
 
 
-def _channels(view: GraphView, node: Any) -> int:
+def _channels(view: GraphView, node: NodeProto) -> int:
     """The number of scales where there is one for each channel; else 0."""
     shape = view.shape(view.input(node, 1))
     if shape is None or len(shape) != 1 or shape[0] in (None, 1) or is_blocked(view, node):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from backquant.deploy.tensorrt.view import (
     Hit,
     Rule,
 )
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 __all__ = ["RULES"]
 
@@ -127,11 +130,11 @@ def _int4_blocks(view: GraphView) -> Iterator[Hit]:
             yield Hit(name, "INT4 blocks have no zero point", "none", view.input(node, 2))
 
 
-def _made(view: GraphView, node: Any) -> int:
+def _made(view: GraphView, node: NodeProto) -> int:
     return view.element_type(node.output[0]) if node.op_type == "QuantizeLinear" else 0
 
 
-def _block_axis(view: GraphView, node: Any, name: str) -> Iterator[Hit]:
+def _block_axis(view: GraphView, node: NodeProto, name: str) -> Iterator[Hit]:
     shape = view.shape(view.input(node, 0))
     if shape is None or not is_blocked(view, node):
         return
@@ -235,7 +238,7 @@ def _weight_direct(view: GraphView) -> Iterator[Hit]:
                 yield Hit(view.name(node), what, "none between", reader.op_type)
 
 
-def _is_weight_only(view: GraphView, node: Any) -> bool:
+def _is_weight_only(view: GraphView, node: NodeProto) -> bool:
     maker = view.producer(view.input(node, 1))
     return (
         maker is not None
@@ -296,7 +299,7 @@ def _scale_behind(view: GraphView, value: str) -> float | None:
     return None if node is None else _scale(view, node)
 
 
-def _scale(view: GraphView, node: Any) -> float | None:
+def _scale(view: GraphView, node: NodeProto) -> float | None:
     name = view.input(node, 1)
     tensor = view.constant(name)
     if tensor is None or any(dim != 1 for dim in tensor.dims):
@@ -349,7 +352,7 @@ def _joins(view: GraphView, user: Any, value: str) -> bool:
     return user.op_type == "Add" and all(map(view.is_dequantized, others))
 
 
-def _weight_shape(view: GraphView, node: Any) -> tuple[int | None, ...] | None:
+def _weight_shape(view: GraphView, node: NodeProto) -> tuple[int | None, ...] | None:
     value = view.input(node, 1)
     for _ in _CONVERSIONS:
         maker = view.producer(value)

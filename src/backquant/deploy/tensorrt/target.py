@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from backquant.deploy.tensorrt.view import JOINED, MOVING, WEIGHTED, Finding, Gr
 from backquant.errors import EngineError, ExportError
 from backquant.match.plan import Reason
 
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
 # Engines that TensorRT builds from an ONNX file, on the GPU of this machine.
 #
 # Source: TensorRT's developer guide, "Engine Inspector" and "Explicit Quantization". Run with TensorRT 8.6.0
@@ -39,13 +42,6 @@ _NO_KERNEL = frozenset({"Reformat", "NoOp", "Constant", "Shuffle"})
 _ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _PRECISION = {"int8": "int8", "fp8": "float8", "fp16": "float16", "bf16": "bfloat16"}
 
-#: TensorRT's names of dtypes that torch has no attribute for.
-_DTYPES = {
-    "float": torch.float32,
-    "half": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp8": torch.float8_e4m3fn,
-}
 _SHOWN = 400
 
 
@@ -335,7 +331,7 @@ def kernels_of(view: GraphView, origins: dict[str, str]) -> Iterator[TargetKerne
         yield TargetKernel(node.op_type, nodes, dtype, dtype != "float32")
 
 
-def _node_precision(view: GraphView, node: Any) -> str:
+def _node_precision(view: GraphView, node: NodeProto) -> str:
     """``int8`` or ``float8`` where every value that is no constant is dequantized, or joined."""
     if node.op_type not in _QUANTIZABLE:
         return "float32"

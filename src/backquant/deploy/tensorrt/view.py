@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from backquant.errors import ExportError
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -68,7 +71,7 @@ class GraphView:
         """The nodes of these operators, in graph order."""
         return (node for node in self.nodes if node.op_type in operators)
 
-    def name(self, node: Any) -> str:
+    def name(self, node: NodeProto) -> str:
         """The node's name, or its first output's."""
         return str(node.name or (node.output[0] if node.output else node.op_type))
 
@@ -127,7 +130,7 @@ class GraphView:
         dims = found.type.tensor_type.shape.dim
         return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
 
-    def attribute(self, node: Any, name: str, default: Any = None) -> Any:
+    def attribute(self, node: NodeProto, name: str, default: Any = None) -> Any:
         """An attribute's value, or ``default``."""
         from onnx.helper import get_attribute_value
 
@@ -136,7 +139,7 @@ class GraphView:
                 return get_attribute_value(attribute)
         return default
 
-    def input(self, node: Any, index: int) -> str:
+    def input(self, node: NodeProto, index: int) -> str:
         """The name of an input; empty where it is absent."""
         return str(node.input[index]) if index < len(node.input) else ""
 
@@ -179,7 +182,7 @@ class GraphView:
                 found.update(dict.fromkeys(node.output, kernel))
         return found
 
-    def _kernel_of_sum(self, node: Any, found: dict[str, Any]) -> Any | None:
+    def _kernel_of_sum(self, node: NodeProto, found: dict[str, Any]) -> Any | None:
         """A bias, or a dequantized value, is added in the kernel of what it is added to."""
         for one, other in (node.input, reversed(node.input)):
             if one in found and (self.constant(other) is not None or self.is_dequantized(other)):
@@ -216,7 +219,7 @@ class GraphView:
         """Whether ``value`` comes out of a DequantizeLinear, directly or by moving."""
         return self.dequantize_behind(value) is not None
 
-    def is_quantized(self, node: Any) -> bool:
+    def is_quantized(self, node: NodeProto) -> bool:
         """Whether one of the first two inputs of ``node`` is dequantized."""
         return any(self.is_dequantized(self.input(node, index)) for index in (0, 1))
 
@@ -242,7 +245,7 @@ class GraphView:
 _LONGEST = 8  # nodes between a weight and the operator that reads it
 
 
-def _constant(node: Any) -> Iterator[tuple[str, Any]]:
+def _constant(node: NodeProto) -> Iterator[tuple[str, Any]]:
     """The tensor of a Constant node under its output's name."""
     from onnx import helper, numpy_helper
 

@@ -470,7 +470,7 @@ def is_mapped(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
-def _like(node: Any) -> torch.Tensor | None:
+def _like(node: object) -> torch.Tensor | None:
     """A tensor without elements, of the dtype and on the device of a node's value."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, torch.Tensor):

@@ -99,7 +99,7 @@ def _without_checks(graph: fx.Graph) -> None:
                 graph.erase_node(node)
 
 
-def _is(node: Any, name: str) -> bool:
+def _is(node: object, name: str) -> bool:
     return isinstance(node, fx.Node) and str(node.target) == name
 
 
@@ -107,7 +107,7 @@ def _value(node: Node) -> Any:
     return node.meta["val"]
 
 
-def _only(node: Any) -> bool:
+def _only(node: object) -> bool:
     return isinstance(node, fx.Node) and len(node.users) == 1
 
 
@@ -271,7 +271,7 @@ def _scores(node: Any, shape: tuple[Any, ...]) -> _Scores | None:
     return _Scores(node, scale, rounding, tuple(added))
 
 
-def _leads_to_product(node: Any, additions: int = MOST_ADDED) -> bool:
+def _leads_to_product(node: fx.Node, additions: int = MOST_ADDED) -> bool:
     """Whether only what ``_scores`` follows lies between a node and a product, so many additions at most."""
     while _only(node):
         if node.target is _ATEN.matmul.default:
@@ -287,7 +287,7 @@ def _leads_to_product(node: Any, additions: int = MOST_ADDED) -> bool:
     return False
 
 
-def _scaled(node: Any) -> tuple[float, Any]:
+def _scaled(node: fx.Node) -> tuple[float, Any]:
     """The number that a node multiplies by, and what it multiplies; 1 and the node, if it does not."""
     if _only(node) and node.target in (_ATEN.mul.Tensor, _ATEN.div.Tensor):
         source, factor = node.args

@@ -66,7 +66,6 @@ from backquant.runtime.replay.threads import on_threads
 # both. So nothing is known of values, and nothing depends on them.
 
 
-_aten = torch.ops.aten
 #: The places of arguments that are sizes of the result.
 _SIZES = MappingProxyType(
     {

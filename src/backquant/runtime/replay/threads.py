@@ -23,11 +23,6 @@ _NAME = "torch_parallel_for"
 _RANGE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
-def missing() -> str:
-    """Why all is done by the calling thread; empty if it is not."""
-    return "" if _parallel_for() else f"torch {torch.__version__} has no {_NAME}"
-
-
 def on_threads(work: Callable[[Any], None], items: Iterable[Any]) -> None:
     """Call ``work`` with each item, on as many threads as torch uses; each takes the next item when it has
     done one. In a thread, operators use no further threads; no gradients are recorded, and inference mode is
