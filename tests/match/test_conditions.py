@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import backquant
 from backquant.backend_config import (
@@ -19,8 +19,13 @@ from backquant.backend_config import (
     GraphPattern,
 )
 from backquant.backend_config.conditions import condition_from
-from backquant.errors import CoverageError
+from backquant.errors import CoverageError, SpecError
+from backquant.graph import GraphIndex
+from backquant.graph.shapes import GraphValues
 from backquant.match import make_plan
+from backquant.match.conditions import unmet
+from backquant.operators import entries_of
+from backquant.operators.facts import UseFacts
 
 X = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 DYNAMIC = backquant.QConfig(
@@ -371,3 +376,76 @@ def test_no_fix_where_there_is_none() -> None:
     x = torch.randn(1, 8, 4, 4)
     reason = told(nn.Sequential(nn.Conv2d(8, 3, 1)), {"groups": {"min": 2}}, x)
     assert (reason.rule, reason.fix) == ("condition", "")
+
+
+# -- parameters that are lists, by any of their names; operands in any order; what stands around --------
+IMAGE = torch.zeros(1, 4, 6, 6)
+
+
+def _two_readers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + 1, F.relu(x)
+
+
+HOLDS = {
+    "count": (lambda x: F.pad(x, (1, 1, 0, 0)), {"count(pad)": 4, "sum(pad[2:])": 0}, True),
+    "items": (lambda x: F.pad(x, (1, 1, 0, 0, 1, 1)), {"pad[4:]": 0}, False),
+    "each": (lambda x: F.pad(x, (1, 1, 0, 0)), {"pad": {"max": 1}}, True),
+    "whole": (lambda x: F.pad(x, (1, 1, 0, 0)), {"pad": [[1, 1, 0, 0], [0, 0]]}, True),
+    "module": (nn.ConstantPad2d((1, 2, 1, 1), 0.0), {"sum(pad)": 5, "mode": "constant"}, True),
+    "layer_norm": (nn.LayerNorm((6, 6)), {"count(normalized_shape)": 1}, False),
+    "split": (lambda x: x.split(2, 1)[0], {"split_size_or_sections": 2, "axis": -3}, True),
+    "sections": (lambda x: torch.split(x, [1, 3], 1)[0], {"max(split_sizes)": {"max": 2}}, False),
+    "axis": (lambda x: x.mean(axis=(2, 3)), {"dim": [-1, -2]}, True),
+    "axes": (lambda x: x.mean((1, 2)), {"dim": [-1, -2]}, False),
+    "sign": (lambda x: x**2, {"exponent": 2}, True),
+    "power": (lambda x: torch.pow(x, 3), {"exponent": 2}, False),
+    "bounds": (nn.Hardtanh(-1, 2), {"max_val": 2, "min_value": -1}, True),
+    "default": (lambda x: x + x, {"alpha": 1}, True),
+    "other_default": (nn.Upsample(scale_factor=2), {"antialias": False}, True),
+    "no_default": (lambda x: F.layer_norm(x, (6,)), {"elementwise_affine": True}, False),
+    "number_first": (lambda x: 2 * x, {"other.constant": True}, True),
+    "number_last": (lambda x: x * 2, {"other.constant": True}, True),
+    "in_order": (lambda x: 2 - x, {"other.constant": True}, False),
+    "last": (lambda x: F.softmax(x, 1), {"read_by": "output"}, True),
+    "dropped": (lambda x: F.dropout(F.softmax(x, 1)), {"read_by": "output"}, True),
+    "not_last": (lambda x: F.relu(F.softmax(x, 1)), {"read_by": "output"}, False),
+    "shape_alone": (lambda x: x.view(x.size(0), -1), {"reads": "input"}, True),
+    "one_of_two": (lambda x: _two_readers(F.gelu(x)), {"read_by": {"not": "add"}}, False),
+    "neither": (lambda x: F.relu(F.gelu(x)), {"read_by": {"not": "add"}}, True),
+    "first": (nn.Conv2d(4, 4, 1), {"reads": "input"}, True),
+}
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_what_holds_of_a_use(name: str) -> None:
+    use, where, holds = HOLDS[name]
+    graph = fx.symbolic_trace(nn.Sequential(use) if isinstance(use, nn.Module) else use)
+    calls = [node for node in graph.graph.nodes if node.op.startswith("call")]
+    node = next(each for each in calls if each.target != "size")
+    facts = UseFacts(GraphIndex(graph), GraphValues(graph, (IMAGE,)), node, node)
+    found = [unmet(condition_from(where), each) for each in facts.orders()]
+    assert any(not refusals for refusals in found) is holds
+
+
+def test_a_stride_where_an_addition_follows() -> None:
+    int8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
+    entries = entries_of(["conv2d"], [int8])
+    where = {"any": [{"stride": 1}, {"read_by": {"not": "add"}}]}
+    backend = BackendConfig("b").set_backend_pattern_configs([e.set_where(where) for e in entries])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(4, 4, 1, stride=2), nn.Conv2d(4, 4, 1, stride=2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(x).relu() + self.one(x)
+
+    rows = {row.node: row for row in backquant.explain(Model().eval(), X, backend=backend).rows}
+    assert rows["two"].outcome == "quantized"
+    assert [reason.rule for reason in rows["one"].reasons] == ["condition"]
+
+
+def test_an_operator_before_has_a_known_name() -> None:
+    with pytest.raises(SpecError, match="soft_max"):
+        BackendPatternConfig(nn.Conv2d).set_where({"reads": "soft_max"})

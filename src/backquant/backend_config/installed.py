@@ -152,12 +152,3 @@ def _build(name: str, target: str) -> Description:
 
 
 # The records of operators, for rooms below them.
-
-
-def operator_records() -> Any:
-    """The room of the operators' records, which is above those that read descriptions: imported when asked.
-
-    >>> operator_records().find("view").name
-    'view'
-    """
-    return importlib.import_module("backquant.operators")

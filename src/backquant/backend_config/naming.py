@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -115,3 +116,12 @@ def _attribute(module: str, qualified: str) -> Any:
             return None
         value = vars(value).get(part) if hasattr(value, "__dict__") else None
     return value
+
+
+def operator_records() -> Any:
+    """The room of the operators' records, which is above those that read descriptions: imported when asked.
+
+    >>> operator_records().find("view").name
+    'view'
+    """
+    return importlib.import_module("backquant.operators")

@@ -157,6 +157,21 @@ def argument_named(node: fx.Node, name: str) -> Argument | None:
     return Argument(None) if known else None  # another overload has it: x.mean() has no dim
 
 
+def defaults_of(callee: Any) -> dict[str, Any]:
+    """The defaults of a module class, function or method, by parameter.
+
+    >>> defaults_of(nn.Upsample)["mode"], defaults_of("leaky_relu")["negative_slope"]
+    ('nearest', 0.01)
+    """
+    signatures = _signatures(callee) if isinstance(callee, type) else _named_signatures(callee)
+    return {
+        name: parameter.default
+        for signature in signatures
+        for name, parameter in signature.parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+
+
 @lru_cache(maxsize=4096)
 def _named_signatures(callee: Any) -> tuple[inspect.Signature, ...]:
     """Signatures with the names of all parameters: of methods and of functions that dispatch, too."""

@@ -26,6 +26,7 @@ from backquant.backend_config.conditions import (
     conjuncts,
 )
 from backquant.backend_config.conditions.expressions import (
+    NEIGHBOURS,
     Apply,
     Expression,
     Item,
@@ -137,7 +138,7 @@ def _negated(condition: NotSo, use: _Use) -> _Answer:
         refusal = inner.refusal
         told = None if refusal is None else replace(refusal, admitted=str(condition))
         return _Answer(None, told, inner.facts)
-    if not inner.holds:
+    if not inner.holds and not _names_one(condition.condition, use):
         return _Answer(True, None, inner.facts)
     fix = ""
     if isinstance(condition.condition, Comparison) and condition.condition.relation in _EQUALITIES:
@@ -145,6 +146,20 @@ def _negated(condition: NotSo, use: _Use) -> _Answer:
         if not isinstance(left, Unknown) and len(left) > 0:
             fix = _nearest(condition.condition, left[0], (), use.with_parts(condition))
     return _Answer(False, Refusal(RULE, ", ".join(inner.facts), str(condition), fix), inner.facts)
+
+
+def _names_one(condition: Condition, use: _Use) -> bool:
+    """Whether a comparison of the operators around names one of several: ``not`` of it is for each."""
+    if not isinstance(condition, Comparison) or not _is_neighbour(condition):
+        return False
+    left, right = value_of(condition.left, use.facts), _right(condition, use.facts)
+    return not (isinstance(left, Unknown) or isinstance(right, Unknown)) and any(
+        name in right for name in left
+    )
+
+
+def _is_neighbour(comparison: Comparison) -> bool:
+    return isinstance(comparison.left, Quantity) and comparison.left.name in NEIGHBOURS
 
 
 def _compared(comparison: Comparison, use: _Use) -> _Answer:
@@ -202,15 +217,23 @@ def value_of(expression: Expression, use: UseFacts) -> tuple[Any, ...] | Unknown
         if isinstance(side, Unknown):
             return side
     try:
-        return _applied(expression, [side for side in sides if not isinstance(side, Unknown)])
+        return _applied(
+            expression, [_each(side) for side in sides if not isinstance(side, Unknown)]
+        )
     except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         return Unknown(f"{expression} cannot be computed: {error}")
 
 
+def _each(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The items of a parameter that is a list (``pad``), which is one value where lists are compared."""
+    return values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+
+
 def _item(expression: Item, use: UseFacts) -> tuple[Any, ...] | Unknown:
-    values = value_of(expression.of, use)
-    if isinstance(values, Unknown):
-        return values
+    found = value_of(expression.of, use)
+    if isinstance(found, Unknown):
+        return found
+    values = _each(found)
     if expression.whole:
         return values[expression.start : expression.stop]
     assert expression.start is not None
@@ -244,6 +267,7 @@ def _paired(one: tuple[Any, ...], two: tuple[Any, ...]) -> list[tuple[Any, Any]]
 
 # -- comparing ---------------------------------------------------------------------------------------
 def _holds(comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+    left = _compared_values(left, right)
     if comparison.relation == "one_of":
         return all(any(_same(value, each) for each in right) for value in left)
     pairs = _paired(left, right)
@@ -253,6 +277,12 @@ def _holds(comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]
         return all(_TESTS[comparison.relation](value, bound) for value, bound in pairs)
     except (TypeError, ZeroDivisionError):  # a string, or None, compared with a number
         return False
+
+
+def _compared_values(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A list is one value beside lists; beside numbers and words each of its items is."""
+    beside_lists = all(isinstance(value, tuple) for value in right)
+    return left if beside_lists or (left and left[0] in right) else _each(left)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -271,7 +301,9 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
 
 def _nearest(comparison: Comparison, value: Any, bound: tuple[Any, ...], use: _Use) -> str:
     """The value nearest to ``value`` that satisfies all conditions on this quantity; ``value`` is what failed
-    ``comparison`` with ``bound``."""
+    ``comparison`` with ``bound``. None of the operators before and after."""
+    if _is_neighbour(comparison):
+        return ""
     others = replace(use, together=tuple(part for part in use.together if part != comparison))
     own = [(comparison.relation, bound)] if bound else []
     asked = [*own, *_relations(comparison.left, others)]
@@ -306,6 +338,7 @@ def _broken(
     comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The pairs of values for which a comparison is false."""
+    left = _compared_values(left, right)
     if comparison.relation == "one_of":
         yield from ((v, right) for v in left if not any(_same(v, each) for each in right))
         return

@@ -198,11 +198,22 @@ class _Facts:
             return (other,) * len(config.dtype_configs)
         if not has_conditions(config) and not in_blocks and not given_in_blocks:
             return ()
+        in_each_order = [self._unmet_so(each, config, requests) for each in use.orders()]
+        return tuple(
+            next((one for one in found if not one), found[0])
+            for found in zip(*in_each_order, strict=True)
+        )
+
+    @staticmethod
+    def _unmet_so(
+        use: UseFacts, config: BackendPatternConfig, requests: QConfigRequest
+    ) -> tuple[tuple[Refusal, ...], ...]:
+        asked, given = requests.weight, requests.activation
         only = config.dtype_configs[0].where if len(config.dtype_configs) == 1 else None
         common = unmet(config.where, use, beside=only)
-        if asked is not None and in_blocks:
+        if asked is not None and asked.shared_over.has_blocks:
             common = (*common, *divided(asked, use))
-        if given is not None and given_in_blocks:
+        if given is not None and given.shared_over.lies_on_rows:
             wrong = divides(given, *use.row_shape())
             common = common if wrong is None else (*common, wrong)
         return tuple(

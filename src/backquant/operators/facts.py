@@ -9,11 +9,13 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
 from torch import Tensor, dtype, fx
+from torch._ops import OpOverload
 
 from backquant.backend_config.conditions.expressions import (
     OPERATOR,
@@ -22,8 +24,9 @@ from backquant.backend_config.conditions.expressions import (
     Quantity,
     subject_of,
 )
+from backquant.backend_config.conditions.vocabulary import names_of
 from backquant.graph import GraphIndex
-from backquant.graph.arguments import argument_named
+from backquant.graph.arguments import Argument, argument_named, defaults_of
 from backquant.graph.shapes import GraphValues, TensorFacts
 from backquant.operators.index import find, find_root
 from backquant.operators.operator import Operator
@@ -46,7 +49,8 @@ class UseFacts:
     """One match: its first operator, its last, and the others by the names that conditions use.
 
     ``sums`` gives the sums of absolute quantized weights of a node, or ``None`` if its weight is not
-    quantized as asked. ``group_size``: that of the weight, as asked.
+    quantized as asked. ``group_size``: that of the weight, as asked. ``swapped``: of two operands in any
+    order, the second is called ``input``.
     """
 
     graph: GraphIndex
@@ -56,6 +60,20 @@ class UseFacts:
     parts: Mapping[str, fx.Node] = field(default_factory=dict)
     sums: Callable[[Tensor, int], Values | None] = lambda *_: None
     group_size: int | None = None
+    swapped: bool = False
+
+    def orders(self) -> tuple[UseFacts, ...]:
+        """The use with its operands in each order that computes the same.
+
+        >>> gm = fx.symbolic_trace(lambda x: 2 * x)
+        >>> node = list(gm.graph.nodes)[1]
+        >>> uses = UseFacts(GraphIndex(gm), GraphValues(None), node, node).orders()
+        >>> [use.read(Quantity("constant", "other")) for use in uses]
+        [(False,), (True,)]
+        """
+        known = self._operator(self.root) if self.root.op.startswith("call") else None
+        free = known is not None and known.commutative
+        return (self, replace(self, swapped=True)) if free else (self,)
 
     def read(self, quantity: Quantity) -> Values | Unknown:
         """The values of a quantity.
@@ -120,8 +138,10 @@ class UseFacts:
         if name == "group_size":
             unknown = Unknown("the weight is not asked for in groups")
             return unknown if self.group_size is None else (self.group_size,)
-        if name == "dim":
+        if name in ("dim", "axis"):
             return self._dim(node)
+        if name in ("reads", "read_by"):
+            return self._neighbours(name, node)
         if name in ("in_channels", "out_channels"):
             return self._channels(name, node)
         if name == "groups":
@@ -134,19 +154,44 @@ class UseFacts:
         return (tuple(value) if isinstance(value, list) else value,)
 
     def _parameter(self, name: str, node: fx.Node) -> Any:
+        """The value of a parameter by any of its names; where this spelling of the operator has none, the
+        default of another spelling: ``operator.add`` has an ``alpha`` of 1."""
         module = self.graph.module_of(node)
-        if module is not None:
-            holder = next((part for part in module.modules() if hasattr(part, name)), None)
-            if holder is None:
-                return Unknown(f"{type(module).__name__} has no {name}")
-            return getattr(holder, name)
-        found = argument_named(node, name)
-        if found is None:
-            return Unknown(f"{_called(node)} has no parameter {name}")
-        value = found.value
-        if isinstance(value, fx.Node):
-            return Unknown(f"{name} is computed by the model")
-        return value
+        found = [
+            Argument(getattr(part, each))
+            for each in (names_of(name) if module is not None else ())
+            for part in module.modules()  # type: ignore[union-attr]
+            if hasattr(part, each)
+        ]
+        if module is None:
+            given = (argument_named(node, each) for each in names_of(name))
+            found = [each for each in given if each is not None]
+        found += _default_of(self._operator(node), name) if not found else ()
+        if not found:
+            called = _called(node) if module is None else type(module).__name__
+            return Unknown(f"{called} has no {'parameter ' if module is None else ''}{name}")
+        value = next((each.value for each in found if each.value is not None), None)
+        return Unknown(f"{name} is computed by the model") if isinstance(value, fx.Node) else value
+
+    def _neighbours(self, name: str, node: fx.Node) -> Values:
+        """The names of the operators before, or of those after; dropout is looked through."""
+        forward = name == "read_by"
+        pending = list(self.anchor.users if forward else self._inputs())
+        if node not in (self.root, self.anchor):
+            pending = list(node.users if forward else self._read_by(node))
+        found: dict[str, None] = {}
+        while pending:
+            each = pending.pop(0)
+            if not isinstance(each, fx.Node) or (
+                forward and each.op != "output" and self.graph.has_no_tensors(each)
+            ):
+                continue
+            known = self._operator(each) if each.op.startswith("call") else None
+            if each.target is operator.getitem or (known is not None and known.family == "dropout"):
+                pending += list(each.users) if forward else each.all_input_nodes
+            else:
+                found[_END.get(each.op) or (_called(each) if known is None else known.name)] = None
+        return tuple(found)
 
     def _of_axes(self, name: str, node: fx.Node) -> Values | Unknown:
         base, axis = _base_and_axis(name)
@@ -280,7 +325,7 @@ class UseFacts:
             nodes += self._inputs()
         elif subject in ("input", "other"):
             read = self._read_by(self.root, with_numbers=True)
-            place = 0 if subject == "input" else 1
+            place = int((subject == "other") != self.swapped)
             if len(read) <= place:
                 return Unknown(f"there is no {subject}")
             nodes.append(read[place])
@@ -351,6 +396,26 @@ def _base_and_axis(name: str) -> tuple[str, int | None]:
 def _is_weighted_call(node: fx.Node) -> bool:
     known = find(node.target) if node.op == "call_function" else None
     return known is not None and known.is_weighted
+
+
+_END = {"output": "output", "placeholder": "input", "get_attr": "constant"}
+
+
+@lru_cache(maxsize=4096)
+def _default_of(known: Operator | None, name: str) -> tuple[Argument, ...]:
+    """The default of a parameter in the first spelling that has one; not whether there are weights."""
+    if known is None or name in ("weight", "bias", "affine", "elementwise_affine"):
+        return ()
+    for spelling in known.spellings:
+        if isinstance(spelling, OpOverload):
+            arguments = spelling._schema.arguments
+            found = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        else:
+            found = defaults_of(spelling)
+        values = [Argument(found[each]) for each in names_of(name) if each in found]
+        if values:
+            return (values[0],)
+    return ()
 
 
 def _called(node: fx.Node) -> str:

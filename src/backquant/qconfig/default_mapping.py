@@ -28,7 +28,7 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backend_config.config import Backend, resolve_backend
-from backquant.backend_config.installed import operator_records
+from backquant.backend_config.naming import operator_records
 from backquant.dtypes import Granularity, dtype_name, is_quantized, is_scaled_float, quantize_bounds
 from backquant.errors import ConfigError, UnknownBackendError
 from backquant.observe import (

@@ -299,7 +299,12 @@ OPERATOR: dict[str, Known] = {
         "value",
         "the axes that the operator works along, counted from the end where the rank is known",
     ),
+    "reads": Known("word", "operators that compute what is read; input: of the model"),
+    "read_by": Known("word", "operators that read the result; output: of the model"),
 }
+
+#: Quantities that name operators, with the words for the ends of the model.
+NEIGHBOURS = {"reads": ("input", "constant"), "read_by": ("output",)}
 
 #: Of a tensor; without a subject, of those that ``subject_of`` says.
 TENSOR: dict[str, Known] = {

@@ -11,11 +11,48 @@ import torch
 from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from backquant.backend_config.conditions.condition import Condition, quantities_of
-from backquant.backend_config.conditions.expressions import OPERATOR, SUBJECTS, TENSOR
+from backquant.backend_config.conditions.condition import (
+    Condition,
+    Literals,
+    comparisons_in,
+    quantities_of,
+)
+from backquant.backend_config.conditions.expressions import (
+    NEIGHBOURS,
+    OPERATOR,
+    SUBJECTS,
+    TENSOR,
+    Quantity,
+)
 from backquant.backend_config.graph_pattern import GraphPattern
-from backquant.backend_config.naming import operator_name
+from backquant.backend_config.naming import operator_name, operator_records
 from backquant.errors import SpecError, did_you_mean
+
+#: Names that PyTorch has for one parameter, in modules, functions, methods and registered operators.
+_ALIKE = (
+    ("max_val", "max_value"),
+    ("min_val", "min_value"),
+    ("pad", "padding"),
+    ("dim", "axis"),
+    ("keepdim", "keepdims"),
+    ("dim0", "axis0"),
+    ("dim1", "axis1"),
+    ("exponent", "b"),
+    ("sizes", "unflattened_size"),
+    ("split_size_or_sections", "split_size", "split_sizes"),
+    ("indices_or_sections", "sections", "indices", "tensor_indices_or_sections"),
+    ("training", "train", "use_input_stats"),
+)
+
+
+def names_of(parameter: str) -> tuple[str, ...]:
+    """Every name of a parameter, the one that is asked for first.
+
+    >>> names_of("split_sizes"), names_of("mode")
+    (('split_sizes', 'split_size_or_sections', 'split_size'), ('mode',))
+    """
+    alike = next((names for names in _ALIKE if parameter in names), ())
+    return (parameter, *(name for name in alike if name != parameter))
 
 
 @lru_cache(maxsize=4096)
@@ -102,6 +139,7 @@ def check_names(condition: Condition | None, entry: Any) -> None:
       where  kernel_sise
       fix    did you mean 'kernel_size'?
     """
+    _check_neighbours(condition)
     for quantity in quantities_of(condition):
         subjects = [*SUBJECTS, *part_names(entry)]
         if quantity.subject and quantity.subject not in subjects:
@@ -110,13 +148,23 @@ def check_names(condition: Condition | None, entry: Any) -> None:
         known, parameters = set(_known(quantity.subject)), _parameters(entry)
         if quantity.subject in SUBJECTS:
             parameters = set()
-        if quantity.name not in known and (parameters is None or quantity.name in parameters):
+        if parameters is None or not known.union(parameters).isdisjoint(names_of(quantity.name)):
             continue
         if quantity.name not in known:
             what = quantity.subject or str(entry.normal_pattern)
             message = f"{what} has no quantity and no parameter {quantity.name!r}"
             near = _advice(quantity.name, [*known, *(parameters or ())])
             raise SpecError(message, where=str(quantity), fix=near)
+
+
+def _check_neighbours(condition: Condition | None) -> None:
+    """The words that name operators before and after do name some."""
+    for comparison in comparisons_in(condition):
+        if isinstance(comparison.left, Quantity) and comparison.left.name in NEIGHBOURS:
+            values = comparison.right.values if isinstance(comparison.right, Literals) else ()
+            for name in values:
+                if name not in NEIGHBOURS[comparison.left.name]:
+                    operator_records().named(name)
 
 
 def _known(subject: str) -> Iterator[str]:
@@ -126,7 +174,8 @@ def _known(subject: str) -> Iterator[str]:
 
 
 def _parameters(entry: Any) -> set[str] | None:
-    """The parameters of all operators of a pattern; ``None`` if those of one are not known."""
+    """The parameters of all operators of a pattern, in every spelling of these; ``None`` if those of one are
+    not known."""
     found: set[str] = set()
     for node in entry.normal_pattern.nodes:
         if node.kind not in ("module", "function", "method"):
@@ -134,7 +183,9 @@ def _parameters(entry: Any) -> set[str] | None:
         own = parameters_of(node.op)
         if own is None or _is_container(node.op):
             return None
-        found |= own
+        record = operator_records().find(node.op)
+        alike = () if record is None else map(parameters_of, record.spellings)
+        found |= own.union(*(each for each in alike if each is not None))
     return found
 
 

@@ -37,7 +37,6 @@ from backquant.backend_config.fusers import (
     OnePattern,
     Ports,
 )
-from backquant.backend_config.installed import operator_records
 from backquant.backend_config.kinds import (
     Kind,
     Nested,
@@ -51,6 +50,7 @@ from backquant.backend_config.kinds import (
     WordOrEnds,
     WordOrModule,
 )
+from backquant.backend_config.naming import operator_records
 from backquant.backend_config.observation import ObservationType
 from backquant.dtypes import dtype_name
 from backquant.errors import SpecError

@@ -29,7 +29,7 @@ from backquant.backend_config.files.import_paths import (
 )
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.spelling import pattern_data, pattern_from
-from backquant.backend_config.installed import operator_records
+from backquant.backend_config.naming import operator_records
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.errors import SpecError, did_you_mean, quoted
