@@ -4,14 +4,23 @@ import pytest
 import torch
 from torch import nn
 
+import backquant
 from backquant.backend_config import (
     BackendConfig,
+    BackendDefaults,
     BackendPatternConfig,
     DTypeConfig,
     DTypeWithConstraints,
+    QuantDefault,
 )
 from backquant.errors import ConfigError
-from backquant.qconfig import get_default_qat_qconfig, get_default_qconfig
+from backquant.operators import entries_of, named
+from backquant.qconfig import (
+    get_default_qat_qconfig,
+    get_default_qat_qconfig_mapping,
+    get_default_qconfig,
+    get_default_qconfig_mapping,
+)
 from backquant.qconfig.default_mapping import derive_defaults
 
 
@@ -90,3 +99,27 @@ def test_a_backend_without_integers_is_refused_with_the_fix() -> None:
     with pytest.raises(ConfigError, match="no static quantized dtype config") as caught:
         get_default_qconfig(backend(DTypeConfig(torch.float16, torch.float16)))
     assert "set_defaults" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "mm"])
+def test_written_defaults_per_channel_follow_the_axis_of_the_operator(name: str) -> None:
+    per_channel = {"qscheme": torch.per_channel_symmetric, "dtype": torch.qint8}
+    defaults = BackendDefaults(
+        QuantDefault("histogram", dtype=torch.qint8),
+        QuantDefault("per_channel_minmax", **per_channel),
+        QuantDefault("moving_average_minmax", dtype=torch.qint8, fake_quantize="fake_quantize"),
+        QuantDefault(
+            "moving_average_per_channel_minmax", fake_quantize="fake_quantize", **per_channel
+        ),
+    )
+    int8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
+    entries = entries_of([name, "linear"], [int8])
+    backend = BackendConfig("b").set_backend_pattern_configs(entries).set_defaults(defaults)
+    for mapping in (get_default_qconfig_mapping(backend), get_default_qat_qconfig_mapping(backend)):
+        rules = mapping.object_type_qconfigs
+        assert {rules[op].weight().ch_axis for op in named(name).calls if op in rules} == {1}
+        assert mapping.global_qconfig.weight().ch_axis == 0
+    for operator in named(name).modules:
+        model = torch.nn.Sequential(operator(4, 4, 3)).eval()
+        report = backquant.explain(model, torch.randn(1, 4, *(8,) * int(name[-2])), backend=backend)
+        assert [row.outcome for row in report.rows] == ["quantized"]

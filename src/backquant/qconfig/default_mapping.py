@@ -98,9 +98,8 @@ def mapping_with_defaults(config: BackendConfig, defaults: BackendDefaults) -> Q
 
 def _mapping(config: BackendConfig, defaults: BackendDefaults) -> QConfigMapping:
     mapping = QConfigMapping().set_global(ptq_qconfig(defaults))
-    for override in _everywhere(defaults):
-        for operator in override.operators:
-            mapping.set_object_type(operator, ptq_qconfig(defaults, override))
+    for operator, override in _everywhere(config, defaults):
+        mapping.set_object_type(operator, ptq_qconfig(defaults, override))
     for operator, observer, measured in _fixed_qparams(config, mapping.global_qconfig):
         qconfig = QConfig(observer, default_weight_observer)
         if measured:
@@ -122,9 +121,8 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
     config = resolve_backend(backend, UnknownBackendError)
     defaults = _defaults(config).for_qat_version(version)
     mapping = QConfigMapping().set_global(qat_qconfig(defaults))
-    for override in _everywhere(defaults):
-        for operator in override.operators:
-            mapping.set_object_type(operator, qat_qconfig(defaults, override))
+    for operator, override in _everywhere(config, defaults):
+        mapping.set_object_type(operator, qat_qconfig(defaults, override))
     for operator, observer, measured in _fixed_qparams(config, mapping.global_qconfig):
         fixed = FixedQParamsFakeQuantize.with_args(observer=observer)
         qconfig = QConfig(fixed, default_weight_fake_quant)
@@ -134,9 +132,57 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
     return mapping
 
 
-def _everywhere(defaults: BackendDefaults) -> list[DefaultOverride]:
-    """The overrides that hold whatever stands around the operators."""
-    return [override for override in defaults.overrides if not override.between_float_operators]
+def _everywhere(
+    config: BackendConfig, defaults: BackendDefaults
+) -> Iterator[tuple[Any, DefaultOverride]]:
+    """The operators with overrides that hold whatever stands around, each with its own. Scales per channel
+    are along the channels that an operator gives, unless the description names an axis, or overrides nothing."""
+    own = [override for override in defaults.overrides if not override.between_float_operators]
+    named = {operator for override in own for operator in override.operators}
+    for override in own:
+        for operator in override.operators:
+            along = override.roles() and _along_channels(operator, override, defaults)
+            yield operator, along or override
+    for operator in _weighted_operators(config):
+        found = _along_channels(operator, DefaultOverride((operator,)), defaults)
+        if operator not in named and found is not None:
+            yield operator, found
+
+
+def _along_channels(
+    operator: Any, override: DefaultOverride, defaults: BackendDefaults
+) -> DefaultOverride | None:
+    """The override with the axis of the channels; ``None`` where that is the first, or needs none."""
+    axis = _channel_axis(operator)
+    if not axis:
+        return None
+    roles = ("weight", "qat_weight")
+    asked = {role: getattr(override, role) or getattr(defaults, role) for role in roles}
+    found = {role: replace(one, ch_axis=axis) for role, one in asked.items() if _needs_axis(one)}
+    return replace(override, **found) if found else None
+
+
+def _needs_axis(weight: QuantDefault | None) -> bool:
+    per_channel = (torch.per_channel_symmetric, torch.per_channel_affine)
+    return weight is not None and weight.qscheme in per_channel and weight.ch_axis is None
+
+
+def _weighted_operators(config: BackendConfig) -> Iterator[Any]:
+    """The operators that an entry quantizes the weights of, with a scale per channel if that is asked for."""
+    for entry in config.shared_configs:
+        weights = [c.weight_dtype_with_constraints for c in entry.dtype_configs if _is_static(c)]
+        if entry.normal_pattern.size == 1 and any(
+            weight.dtype is not None and (weight.granularity is None or _per_channel(weight))
+            for weight in weights
+        ):
+            yield entry.normal_pattern.anchor.op
+
+
+def _channel_axis(op: Any) -> int:
+    """The axis of a weight that the channels which come out are on."""
+    records = operator_records()
+    known = records.find_root(op) if isinstance(op, type) else records.find(op)
+    return 0 if known is None else known.weight_channel_axis or 0
 
 
 def _defaults(config: BackendConfig) -> BackendDefaults:
@@ -322,10 +368,7 @@ def _by_output(weight: DTypeWithConstraints, entry: BackendPatternConfig) -> DTy
     """The constraints with the axis of output channels, where it is not the first and none is named."""
     if not _per_channel(weight) or weight.channel_axis is not None:
         return weight
-    op = entry.normal_pattern.anchor.op
-    records = operator_records()
-    known = records.find_root(op) if isinstance(op, type) else records.find(op)
-    axis = known.weight_channel_axis if known is not None else 0
+    axis = _channel_axis(entry.normal_pattern.anchor.op)
     return replace(weight, ch_axis=axis) if axis else weight
 
 
