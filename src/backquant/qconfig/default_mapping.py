@@ -136,7 +136,7 @@ def _everywhere(
     config: BackendConfig, defaults: BackendDefaults
 ) -> Iterator[tuple[Any, DefaultOverride]]:
     """The operators with overrides that hold whatever stands around, each with its own. Scales per channel
-    are along the channels that an operator gives, unless the description names an axis, or overrides nothing."""
+    are along the channels that an operator gives; an axis that is named stands, and an empty override."""
     own = [override for override in defaults.overrides if not override.between_float_operators]
     named = {operator for override in own for operator in override.operators}
     for override in own:
