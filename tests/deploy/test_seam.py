@@ -28,6 +28,7 @@ def test_target_by_suffix() -> None:
     ("name", "path", "message"),
     [
         ("onxx", "m.onnx", r"no target 'onxx' \(did you mean 'onnx'\?\)"),
+        ("xnnpack", "m.pte", r"no target 'xnnpack' \(did you mean 'executorch'\?\)"),
         (None, "m.txt", "no target has files that end in '.txt'"),
         ("onnx", "m.xml", "the files of onnx do not end in '.xml'"),
     ],

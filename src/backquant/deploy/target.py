@@ -181,7 +181,8 @@ def target_named(name: str) -> Target:
     """
     names = list_targets()
     if name not in names:
-        meant = did_you_mean(name, names)
+        of_backend = [known for known in names if _load(known).backend == name]
+        meant = did_you_mean(of_backend[0] if of_backend else name, names)
         raise UsageError(
             f"there is no target {name!r}" + (f" ({meant})" if meant else ""),
             where="to",
