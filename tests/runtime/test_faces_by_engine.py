@@ -111,12 +111,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 1)),
         IMAGES,
     ),
+    "gelu": (lambda: nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4), nn.GELU()), TOKENS),
+    "silu": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), nn.SiLU()), IMAGES),
+    "relu6": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), nn.ReLU6()), IMAGES),
     "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), TOKENS),
 }
 # engines of PyTorch's kinds, and backends that other runtimes run: what is here is a reference model
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 REFERENCES = ("xnnpack", "onnxruntime", "tensorrt")
 FLOWS = ("quantize", "export", "convert")
+FOLLOWING = {"gelu": "gelu", "silu": "swish", "relu6": "hardtanh"}  # by oneDNN's names
 # a float operator beside quantized ones: its sums depend on the order of memory that it is given
 ROUNDED = ("transposed",)
 
@@ -233,3 +237,16 @@ def test_its_state_loads_into_a_model_that_was_prepared_anew() -> None:
     assert not torch.equal(fresh(x), quantized(x))
     fresh.load_state_dict(quantized.state_dict())
     assert torch.equal(fresh(x), quantized(x)) and type(fresh.fc) is nnq.Linear
+
+
+@pytest.mark.parametrize("model", FOLLOWING)
+def test_a_function_that_the_kernel_of_a_layer_computes_is_named(model: str) -> None:
+    """The layer has its weight, and its state loads; without the form all layers were shown as kernels."""
+    quantized, x = _quantized("quantize", model, "x86")
+    layer: Any = quantized.get_submodule("1")
+    assert f"followed_by={FOLLOWING[model]}" in repr(layer)
+    fresh, _ = _quantized("quantize", model, "x86")
+    fresh.get_submodule("1").set_weight_bias(layer.weight(), torch.zeros(4))  # type: ignore[operator]
+    assert not torch.equal(fresh(x), quantized(x))
+    fresh.load_state_dict(quantized.state_dict())
+    assert torch.equal(fresh(x), quantized(x)) and torch.equal(copy.deepcopy(fresh)(x), fresh(x))

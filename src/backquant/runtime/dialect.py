@@ -309,7 +309,7 @@ class _Dialect:
             packed = weight_to_floats(layer.kernel)
             self._function_by_kernel(last, layer.node, to_floats, (layer.source, packed))
             return
-        kinds = _WEIGHTED if last is layer.node else _WITH_RELU
+        kinds = _WITH_RELU if self._is_relu(last) else _WEIGHTED
         if type(module) in kinds:
             made = module_to_floats(kinds[type(module)], module, layer.kernel)
             self._layer_by_kernel(last, layer.node, layer.source, made)

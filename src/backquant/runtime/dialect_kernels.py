@@ -158,12 +158,12 @@ class ToFloats(NamedTuple):
 
 
 def layer_to_floats(last: fx.Node, kernel: nn.Module | None, is_relu: bool) -> ToFloats | None:
-    """The layer whose last operator is ``last``; ``is_relu``: that is a ReLU of its own."""
+    """The layer whose last operator is ``last``, itself or a function that its kernel computes, too;
+    ``is_relu``: that is a ReLU of its own."""
     if not isinstance(kernel, _TO_FLOATS) or not kernel.config.out_dtype.is_floating_point:
         return None
-    if kernel.config.post_op not in ("none", "relu"):
-        return None
-    node: Any = last.args[0] if is_relu else last
+    is_fused = is_relu or kernel.config.post_op not in ("none", "relu")
+    node: Any = last.args[0] if is_fused and last.args else last
     argument: Any = node.args[0] if node.args else node.kwargs.get("input")
     if not is_dequantize(argument) or not is_quantize(argument.args[0]):
         return None
@@ -175,6 +175,8 @@ def module_to_floats(kind: type[Weighted], module: nn.Module, kernel: Any) -> We
     made = kind.from_reference(module)
     del made._buffers["scale"], made._buffers["zero_point"]
     made.kernel = partial(_to_floats, type(kernel), kernel.config)
+    if kernel.config.post_op not in ("none", "relu"):
+        made.followed_by = kernel.config.post_op
     return made
 
 

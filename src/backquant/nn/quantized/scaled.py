@@ -236,12 +236,13 @@ class Weighted(Scaled):
     ``packing``: the setting of the engine to pack the weight for. ``saturates``: the engine's sums would, on
     this CPU; ``real``, the float function, and one rounding take their place. ``kernel`` makes what computes
     the result of the tensors, by name; without one PyTorch's operator does. A layer of integers whose result
-    is float has a kernel, and no scale.
+    is float has a kernel, and no scale; ``followed_by``: the function that its kernel computes of that.
     """
 
     packing: Callable[[], AbstractContextManager[Any]] = nullcontext
     kernel: Callable[[Mapping[str, Any]], Callable[..., torch.Tensor]] | None = None
     saturates: bool = False
+    followed_by: str = ""
     real: Callable[..., torch.Tensor]
 
     _weight_axis: int
@@ -377,4 +378,5 @@ class Weighted(Scaled):
     def _qparams_repr(self) -> str:
         by_channel = _held(self, "weight_scale").numel() > 1
         scheme = torch.per_channel_affine if by_channel else torch.per_tensor_affine
-        return f"{super()._qparams_repr()}, qscheme={scheme}"
+        function = f", followed_by={self.followed_by}" if self.followed_by else ""
+        return f"{super()._qparams_repr()}{function}, qscheme={scheme}"
