@@ -211,3 +211,21 @@ def test_names_of_files_are_no_batches(kind: str, tmp_path: Path) -> None:
         assert refused.value.fix == "calibration=[load(batch) for batch in batches]"
         load = lambda name: torch.from_numpy(np.load(name))  # noqa: E731
         works(quantized(net(), calibration=[load(batch) for batch in data]))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "bool", "float16", "bfloat16", "float64"])
+def test_batches_of_another_dtype_than_the_example(dtype: str, first: int) -> None:
+    batches = [X] * first + [X.to(getattr(torch, dtype))]
+    with pytest.raises(InputError, match=f"batch {first} does not fit") as refused:
+        quantized(net(), example_inputs=X, calibration=batches)
+    again = eval(f"dict({refused.value.fix})", {"batches": batches})
+    assert quantized(net(), example_inputs=X, **again).report.quantized
+
+
+@pytest.mark.parametrize("shapes", [3, 0.5, True, "batch", {0, 1}])
+def test_dynamic_shapes_that_name_no_input(shapes: Any, tmp_path: Path) -> None:
+    made, file = quantized(net(), backend="onnxruntime"), tmp_path / "model.onnx"
+    with pytest.raises(UsageError, match="dynamic_shapes is a ") as refused:
+        backquant.export(made, file, dynamic_shapes=shapes)
+    backquant.export(made, file, **eval(f"dict({refused.value.fix})"))

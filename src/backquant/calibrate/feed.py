@@ -375,8 +375,17 @@ def misfit(
     return InputError(
         f"batch {index} does not fit the model: {reason}",
         where=f"batch {index}: {described(bound)}",
-        fix=f"give batches {expected}",
+        fix=_as_floats(bound, reason) or f"give batches {expected}",
     )
+
+
+def _as_floats(bound: inspect.BoundArguments, reason: str) -> str:
+    """The fix where a model of one input complains of the type of its values; else empty."""
+    values = list(bound.arguments.values())
+    if len(values) != 1 or not isinstance(values[0], torch.Tensor) or "type" not in reason:
+        return ""
+    is_other = values[0].dtype != torch.float32
+    return "calibration=[batch.float() for batch in batches]" if is_other else ""
 
 
 def _expected(prepared: fx.GraphModule) -> str:

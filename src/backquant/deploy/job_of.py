@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -321,13 +322,19 @@ _FORMER_OPTIONS = {
 
 
 def _check_names(dynamic_shapes: Any, names: list[str]) -> None:
-    for name in dynamic_shapes if isinstance(dynamic_shapes, Mapping) else ():
-        if name not in names:
-            raise UsageError(
-                f"the model has no input {name!r}",
-                where=f"dynamic_shapes={dynamic_shapes!r}",
-                fix=f"dynamic_shapes={ {one: {0: 'batch'} for one in names}!r}",
-            )
+    if not isinstance(dynamic_shapes, Mapping | list | tuple | NoneType):
+        wrong = f"dynamic_shapes is a {type(dynamic_shapes).__name__}, not a dict by input"
+    else:
+        given = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else ()
+        wrong = next(
+            (f"the model has no input {name!r}" for name in given if name not in names), ""
+        )
+    if wrong:
+        raise UsageError(
+            wrong,
+            where=f"dynamic_shapes={dynamic_shapes!r}",
+            fix=f"dynamic_shapes={ {one: {0: 'batch'} for one in names}!r}",
+        )
 
 
 def _check_packing(graph: fx.Graph) -> None:
