@@ -6,20 +6,23 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 import backquant
 from backquant.backend_config import BackendConfig
 from backquant.conformance import ConformanceVerdict as Verdict
 from backquant.conformance.engine_protocol import Ran
+from backquant.conformance.samples import variants
 from backquant.conformance.torch_engines import TorchEngine
 from backquant.errors import BackquantError
+from backquant.operators import find
 from snapshots import compare
 
 ADD = ["nn.ReLU(torch.add"]
@@ -247,6 +250,33 @@ def test_edges_of_conditions() -> None:
     assert "beyond kernel_size ≤ 3" in kernel.detail
     [untried] = [o for o in found.outcomes if o.verdict is Verdict.UNTRIED]
     assert untried.detail == "no use was found just beyond shape = static"
+
+
+def test_a_neighbour_that_no_model_has_leaves_the_other_bounds_untried() -> None:
+    [entry] = (
+        e for e in backquant.get_backend_config("x86").configs if e.pattern is torch.nn.PReLU
+    )
+    entry.set_where({"num_parameters": {"max": 2}, "reads": "conv2d"})
+    backend = BackendConfig("b").set_engine("x86").set_backend_pattern_config(entry)
+    found = backquant.conform(backend, rounds=1, jobs=0)
+    assert found.conforms and not found.failures
+    untried = {o.detail for o in found.outcomes if o.verdict is Verdict.UNTRIED}
+    assert "no use was found at num_parameters ≤ 2" in untried
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.Conv2d, nn.ConvTranspose2d, nn.Linear, nn.Embedding, nn.LSTM, nn.PReLU]
+)
+def test_uses_at_large_bounds_stay_small(kind: type[nn.Module]) -> None:
+    """No weight of 4096 × 4096, and no image that a padding or a stride of 4096 makes."""
+    operator = find(kind)
+    assert operator is not None
+    most = 0
+    for use in variants(operator, [4096]):
+        with suppress(ValueError), torch.device("meta"):  # groups that do not divide the channels
+            module = kind(*use.module_args, **use.module_kwargs)
+            most = max(most, *(weight.numel() for weight in module.parameters()), 0)
+    assert 0 < most <= 1 << 20
 
 
 def test_a_condition_that_is_not_enforced(monkeypatch: pytest.MonkeyPatch) -> None:

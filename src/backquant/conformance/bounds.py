@@ -22,7 +22,7 @@ from backquant.backend_config.conditions import (
     conjuncts,
     quantities_of,
 )
-from backquant.backend_config.conditions.expressions import NEIGHBOURS, Number
+from backquant.backend_config.conditions.expressions import Number
 from backquant.conformance.models import FloatModel, NoExampleError, float_model
 from backquant.conformance.samples import variants
 from backquant.graph import GraphIndex
@@ -31,8 +31,8 @@ from backquant.match.conditions import unmet, value_of
 from backquant.operators.facts import Unknown, UseFacts
 from backquant.operators.operator import Operator, Sample
 
-#: What is known only of the weight as it is asked for, and of the model around.
-_ASKED = ("weight_sums", "group_size", *NEIGHBOURS)
+#: What is known only of the weight as it is asked for.
+_ASKED = ("weight_sums", "group_size")
 
 
 @dataclass(frozen=True)

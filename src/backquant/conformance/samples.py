@@ -9,11 +9,13 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import DTypeConfig
 from backquant.dtypes import is_quantized
@@ -309,7 +311,7 @@ def sample_text(sample: Sample) -> str:
 # Uses of an operator near a recorded one: one size or parameter differs, with those that depend on it.
 
 _DRAWN_VARIANTS = 8
-_MOST = 1 << 20  # elements of an input
+_MOST = 1 << 20  # elements of an input, the weights, a result
 _SMALL = (1, 2)
 _WORDS = {
     "padding_mode": ("zeros", "reflect", "replicate", "circular"),
@@ -329,28 +331,28 @@ def variants(operator: Operator, values: Iterable[Any]) -> Iterator[Sample]:
     wanted = [*dict.fromkeys([*_SMALL, *values])]
     drawn = [drawn_sample(operator, random.Random(seed)) for seed in range(_DRAWN_VARIANTS)]
     for sample in (operator.sample, *drawn):
-        if _fits(sample):
+        if _fits(operator, sample):
             yield sample
     for sample in _changed(operator, wanted):
-        if _fits(sample):
+        if _fits(operator, sample):
             yield sample
 
 
-def _fits(sample: Sample) -> bool:
-    return all(math.prod(shape) * _grown(sample, shape) <= _MOST for shape in sample.shapes)
+def _fits(operator: Operator, sample: Sample) -> bool:
+    return max(_sizes(operator, sample)) <= _MOST
 
 
-def _grown(sample: Sample, shape: Sequence[int]) -> float:
-    """How many times as large as its input of this shape the result of a module that enlarges it is."""
-    axes = max(len(shape) - 2, 1)
-    sizes = {**dict.fromkeys(("scale_factor", "size")), **sample.module_kwargs}
-    factor, size = sizes["scale_factor"], sizes["size"]
-    grown = 1.0 if factor is None else math.prod(_numbers(factor, axes))
-    return max(1.0, grown if size is None else math.prod(_numbers(size, axes)))
-
-
-def _numbers(value: Any, axes: int) -> tuple[float, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
+def _sizes(operator: Operator, sample: Sample) -> list[int]:
+    """Elements of what a use reads and, as far as they are known without memory, of weights and results."""
+    found = [math.prod(shape) for shape in sample.shapes]
+    found += [math.prod(item.shape) for item in sample.call if isinstance(item, Weight)]
+    dtype = torch.float if sample.integers is None else torch.long
+    with suppress(Exception), torch.device("meta"):  # whoever builds it asks the float operator
+        module = operator.modules[0](*sample.module_args, **sample.module_kwargs)
+        found.append(sum(weight.numel() for weight in module.parameters()))
+        results = module(*(torch.empty(shape, dtype=dtype) for shape in sample.shapes))
+        found += [each.numel() for each in tree_leaves(results) if isinstance(each, torch.Tensor)]
+    return found
 
 
 def _changed(operator: Operator, wanted: Sequence[Any]) -> Iterator[Sample]:
