@@ -34,6 +34,14 @@ def test_search(run: Run, here: Path, monkeypatch: Any) -> None:
     assert run("search", *options, "--budget", "max_ms").status == 2
 
 
+def test_an_exported_file(run: Run) -> None:
+    made = run("quantize", "zoo:PAIR", "-d", "zoo:BATCHES", "-b", "onnxruntime", "-o", "out.bq",
+               "--to", "onnx", "--weight-bits", "7", "--slower", "keep")  # fmt: skip
+    assert made.status == 0
+    found = run("compare", "zoo:PAIR", "out.onnx", "-d", "images.npz", "--batch-size", "1", "--json")
+    assert found.status == 0 and found.data["sqnr"] > 10
+
+
 def test_a_file_of_another_model(run: Run) -> None:
     run("quantize", "zoo:PAIR", "-d", "zoo:BATCHES", "-o", "out.bq", "--slower", "keep")
     found = run("compare", "zoo:soft", "out.bq", "-d", "zoo:BATCHES")

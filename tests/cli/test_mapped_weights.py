@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import save_file
 
 import backquant
-from backquant.cli.mapped_weights import check_plain
+from backquant.cli.mapped_weights import check_one_process
 from backquant.errors import UsageError
 
 Run = Callable[..., Any]
@@ -31,5 +31,5 @@ def test_weights_in_files(run: Run, here: Path, snapshot: Callable[..., None]) -
     assert refused.status == 2
     snapshot("recipe", refused.err)
     with pytest.raises(UsageError) as caught:
-        check_plain(group=object())
+        check_one_process(object())
     snapshot("ranks", caught.value)

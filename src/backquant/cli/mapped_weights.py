@@ -10,8 +10,6 @@ from typing import Any
 from backquant.errors import UsageError
 from backquant.report.model import Report
 
-_DEFAULTS = {"slower": "keep", "recipe": "default"}
-
 
 @contextmanager
 def made_empty(files: Path | None) -> Iterator[None]:
@@ -31,21 +29,14 @@ def made_empty(files: Path | None) -> Iterator[None]:
         yield
 
 
-def check_plain(group: Any, **options: Any) -> None:
-    """Raise ``UsageError`` for options that need the whole model in memory, and for ranks."""
+def check_one_process(group: Any) -> None:
+    """Raise ``UsageError`` for ranks."""
     if group is not None:
         raise UsageError(
             "weights in files are read by one process",
             where="--files",
             fix="backquant quantize ..., without torchrun",
         )
-    for name, value in options.items():
-        if value not in (None, _DEFAULTS.get(name)):
-            raise UsageError(
-                f"--{name} needs the whole model in memory",
-                where=f"--files, --{name} {value}",
-                fix="leave it out",
-            )
 
 
 def written(output: Path, report: Report) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from backquant.report.model import Report
     from backquant.runtime import QuantizedModel
 
-__all__ = ["check_for_folder", "is_model_folder", "quantize_folder"]
+__all__ = ["is_model_folder", "quantize_folder"]
 
 
 class Page(Protocol):
@@ -109,7 +109,24 @@ def explain(
     emit(*_shown(report, table=table), as_json=as_json, data=report.to_dict())
 
 
+# What the ways to quantize have no use for: it is refused, not passed over.
+_OF_MODELS = {"weight_bits", "to", "slower", "recipe", "checkpoint", "every", "resume"}
+_OF_BACKENDS = {"backend", "engine", "inputs", "require", "files", "timeout", "html", "allow"}
+_OF_FOLDERS = {"activations"}
+
+
+def _refuse_unused(context: typer.Context, way: str, unused: set[str]) -> None:
+    """Raise ``UsageError`` for options on the command line that have no effect in this way."""
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if name in unused and source is not None and source.name == "COMMANDLINE":
+            flag = option.opts[0]
+            raise UsageError(f"{flag} has no effect on {way}", where=flag, fix="leave it out")
+
+
 def quantize(
+    context: typer.Context,
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the artifact.")],
     data: Annotated[
@@ -210,7 +227,7 @@ def quantize(
     from backquant.calibrate.feed import spinner
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
-    from backquant.cli.mapped_weights import check_plain, made_empty, written
+    from backquant.cli.mapped_weights import check_one_process, made_empty, written
     from backquant.cli.models import (
         load_model,
         parse_inputs,
@@ -223,7 +240,7 @@ def quantize(
 
     with guarded(as_json=as_json):
         if is_model_folder(model):
-            check_for_folder(backend, engine, files, inputs, checkpoint)
+            _refuse_unused(context, "a folder", (_OF_MODELS | _OF_BACKENDS) - {"to", "recipe"})
             asked = parse_weights(weights)
             done = quantize_folder(
                 Path(model), output, to, asked, group_size, data, recipe, batch_size,
@@ -232,12 +249,11 @@ def quantize(
             emit(str(done), as_json=as_json, data=done.to_dict())
             return
     with guarded(as_json=as_json), launched(timeout) as group:
-        if activations is not None:
-            raise UsageError(
-                "activations of a model are what its backend's description says",
-                where="--activations",
-                fix="leave it out, or name a Hugging Face folder in place of MODEL",
-            )
+        _refuse_unused(context, "a model: its backend says it", _OF_FOLDERS)
+        if files is not None:
+            _refuse_unused(context, "--files", _OF_MODELS)
+        if weights is not None:
+            _refuse_unused(context, "--weights, which name the bits", {"weight_bits"})
         _check_output(output, force)
         exported_to = checked_target(to, beside(output, to), force) if to else None
         required = parse_requirement(require)
@@ -264,7 +280,7 @@ def quantize(
         }
         allowed = tuple(allow or ())
         if files is not None:
-            check_plain(group, to=to, checkpoint=checkpoint, slower=slower, recipe=recipe)
+            check_one_process(group)
             report = backquant.quantize_files(
                 module, files, output, given, allow=allowed, **options
             )
@@ -399,16 +415,6 @@ def is_model_folder(text: str) -> bool:
     (True, False)
     """
     return Path(text).is_dir()
-
-
-def check_for_folder(*unused: Any) -> None:
-    """Raise ``UsageError`` for options that say nothing of a folder."""
-    if any(option is not None and option != [] for option in unused):
-        raise UsageError(
-            "a folder goes to a format of checkpoints, which has a description of its own",
-            where="--backend, --engine, --files, --inputs or --checkpoint",
-            fix="leave it out: a run that was broken off goes on by itself",
-        )
 
 
 def quantize_folder(
