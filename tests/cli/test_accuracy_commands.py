@@ -38,7 +38,9 @@ def test_an_exported_file(run: Run) -> None:
     made = run("quantize", "zoo:PAIR", "-d", "zoo:BATCHES", "-b", "onnxruntime", "-o", "out.bq",
                "--to", "onnx", "--weight-bits", "7", "--slower", "keep")  # fmt: skip
     assert made.status == 0
-    found = run("compare", "zoo:PAIR", "out.onnx", "-d", "images.npz", "--batch-size", "1", "--json")
+    found = run(
+        "compare", "zoo:PAIR", "out.onnx", "-d", "images.npz", "--batch-size", "1", "--json"
+    )
     assert found.status == 0 and found.data["sqnr"] > 10
 
 

@@ -11,7 +11,14 @@ import pytest
 CASES = {
     "no-format": ("--weights", "int4:32"),
     "options-of-models": ("--to", "compressed-tensors", "--weights", "int4:32", "--backend", "x86"),
-    "bits-of-a-folder": ("--to", "compressed-tensors", "--weights", "int4:32", "--weight-bits", "7"),
+    "bits-of-a-folder": (
+        "--to",
+        "compressed-tensors",
+        "--weights",
+        "int4:32",
+        "--weight-bits",
+        "7",
+    ),
     "requirement-of-a-folder": ("--to", "gguf", "--weights", "int4:32", "--require", "0.9"),
     "bits-of-weights": ("--weights", "int4", "--weight-bits", "7"),
     "bits-of-files": ("--weights", "int4", "--weight-bits", "7", "--files", "w.safetensors"),

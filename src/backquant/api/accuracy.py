@@ -34,7 +34,7 @@ from backquant.accuracy.search.runners import (
 from backquant.accuracy.search.work import Work
 from backquant.accuracy.sensitivity import Sensitivity, sensitivities
 from backquant.accuracy.twin import Twin
-from backquant.api.arguments import Model, opened_model, plain_model
+from backquant.api.arguments import Model, opened_model, plain_model, with_known_names
 from backquant.api.exporting import export
 from backquant.api.flow import Flow, Options
 from backquant.artifact import load
@@ -55,6 +55,7 @@ from backquant.runtime import QuantizedModel
 # ``compare`` and ``sensitivity``: what quantization costs, and where.
 
 
+@with_known_names
 def compare(
     model: Model,
     quantized: QuantizedModel | Exported | str | os.PathLike[str],
@@ -123,6 +124,7 @@ def compare(
     )
 
 
+@with_known_names
 def sensitivity(
     model: Model,
     data: Iterable[Any] | None = None,
@@ -203,6 +205,7 @@ def sensitivity(
 _HELD = 64  # batches
 
 
+@with_known_names
 @makes_graphs
 def search(
     model: Model,

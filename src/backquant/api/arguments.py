@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 import re
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import fx, nn
@@ -19,7 +21,14 @@ from backquant.backend_config.installed import is_spec_file
 from backquant.backend_config.validate import Finding, Severity
 from backquant.calibrate.batches import DIVERGED
 from backquant.convert import ConvertRequest, ReferenceModel
-from backquant.errors import CaptureError, ConfigError, EngineError, SpecError, UsageError
+from backquant.errors import (
+    CaptureError,
+    ConfigError,
+    EngineError,
+    SpecError,
+    UsageError,
+    did_you_mean,
+)
 from backquant.graph.clone import with_plain_names
 from backquant.graph.export import ExportedModel, load_exported
 from backquant.identifiers import identifiers
@@ -458,6 +467,34 @@ def given_conversion(
         None if backend is None or backend == {} else given_backend(backend),
         remove_qconfig,
     )
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def with_known_names(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """``function``, which answers the name of an argument that it has not with the one that is meant.
+
+    >>> with_known_names(given_backend)(confg=None)
+    Traceback (most recent call last):
+    backquant.errors.UsageError: given_backend has no argument 'confg'
+      where  confg=
+      fix    did you mean 'config'?
+    """
+    known = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        for name in kwargs.keys() - known:
+            raise UsageError(
+                f"{function.__name__} has no argument {name!r}",
+                where=f"{name}=",
+                fix=did_you_mean(name, known, f"one of {', '.join(known)}"),
+            )
+        return function(*args, **kwargs)
+
+    return run
 
 
 def given_request(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from backquant.api.arguments import Model, opened_model, plain_model
+from backquant.api.arguments import Model, opened_model, plain_model, with_known_names
 from backquant.api.checkpoints import checkpoint_target, export_checkpoint
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.batches import called_on_example
@@ -45,6 +45,7 @@ from backquant.qconfig import get_default_qconfig_mapping
 from backquant.report.model import given_requirement
 
 
+@with_known_names
 def export(
     quantized: nn.Module | QuantizedCheckpoint,
     path: str | os.PathLike[str],

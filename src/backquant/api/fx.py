@@ -20,6 +20,7 @@ from backquant.api.arguments import (
     opened_model,
     plain_model,
     refuse_not_finite,
+    with_known_names,
 )
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.batches import call_that_runs, called_on_example
@@ -54,6 +55,7 @@ from backquant.runtime import QuantizedModel
 _log = logging.getLogger("backquant")
 
 
+@with_known_names
 @makes_graphs
 def fuse_fx(
     model: nn.Module,
@@ -92,6 +94,7 @@ def fuse_fx(
     return fused
 
 
+@with_known_names
 @makes_graphs
 def prepare_fx(
     model: nn.Module,
@@ -155,6 +158,7 @@ def prepare_fx(
     return prepared
 
 
+@with_known_names
 @makes_graphs
 def prepare_qat_fx(
     model: nn.Module,
@@ -226,6 +230,7 @@ def prepare_qat_fx(
     return prepared
 
 
+@with_known_names
 @makes_graphs
 def prepare_export(
     model: Model,
@@ -301,6 +306,7 @@ def _counted(step: Planned, called: ExampleCall) -> Planned:
     return step._replace(record=replace(step.record, costs=costs))
 
 
+@with_known_names
 @makes_graphs
 def convert_to_reference_fx(
     graph_module: fx.GraphModule,
@@ -337,6 +343,7 @@ def convert_to_reference_fx(
     return reference
 
 
+@with_known_names
 @makes_graphs
 def convert_fx(
     graph_module: fx.GraphModule,
@@ -395,6 +402,7 @@ def convert_fx(
     return quantized
 
 
+@with_known_names
 @makes_graphs
 def convert_to_integer_reference(
     graph_module: fx.GraphModule,

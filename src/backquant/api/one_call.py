@@ -16,6 +16,7 @@ from backquant.api.arguments import (
     opened_model,
     plain_model,
     sound_backend,
+    with_known_names,
 )
 from backquant.api.flow import Flow, Options, checked_request, planned_for
 from backquant.api.outcome import Metric
@@ -44,6 +45,7 @@ from backquant.report.recorded import report_source, with_reporting
 from backquant.runtime import QuantizedModel
 
 
+@with_known_names
 def quantize(
     model: Model,
     example_inputs: Any = None,
@@ -176,6 +178,7 @@ def quantize(
         return Flow(options, ranks).run(model, example_inputs, calibration)
 
 
+@with_known_names
 @makes_graphs
 def explain(
     model: Model,
@@ -218,6 +221,7 @@ def explain(
     return build_report(replace(report_source(prepared), engine=engine_name))
 
 
+@with_known_names
 def default_mapping(
     backend: Backend = "x86", model: Model | None = None, *, weight_bits: int | None = None
 ) -> QConfigMapping:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -112,7 +112,7 @@ def make_plan(
     decisions = settle_neighbours(graph, backend_config, found, decisions, by_default)
     predicates = [question for question in predicates if decisions[question.node].quantized]
     unused, notes = unused_rules(table, decisions, scopes, fusions)
-    notes += _uncalled(facts)
+    notes += (*_uncalled(facts), *_of_another(qconfig_mapping, backend_config))
     matches = tuple(occurrence.match for occurrence in found)
     return Plan(
         backend=backend_config.name,
@@ -382,6 +382,15 @@ def _unmatched(node: fx.Node, facts: _Facts) -> Decision:
     opaque = facts.graph.is_opaque(node)
     reason: Reason = facts.writer.not_traced(node) if opaque else facts.writer.no_entry(node)
     return replace(base, reasons=(reason,))
+
+
+def _of_another(mapping: QConfigMapping, backend: BackendConfig) -> Iterator[str]:
+    """A note where the defaults of one backend are asked of another."""
+    if mapping.default_of not in ("", backend.name):
+        yield (
+            f"planned for {backend.name or 'the description'}, with the default QConfigs of "
+            f"{mapping.default_of}: name that backend, too (backend=, in prepare_fx backend_config=)"
+        )
 
 
 def _uncalled(facts: _Facts) -> tuple[str, ...]:

@@ -407,7 +407,7 @@ def unused_rules(
     scopes: Mapping[str, Scope],
     fusions: Iterable[Fusion] = (),
 ) -> tuple[tuple[RuleRef, ...], tuple[str, ...]]:
-    """Rules that applied to no node; and notes on those that probably have a mistake in them.
+    """Rules that applied to no node, but defaults of a backend; and notes on those that are probably mistaken.
 
     >>> from backquant.qconfig import QConfigMapping
     >>> table = RuleTable(QConfigMapping().set_module_name("decodr", None))
@@ -415,7 +415,7 @@ def unused_rules(
     ('module_name "decodr" matches no module (did you mean "decoder"?)',)
     """
     used = {decision.rule for decision in decisions.values()}
-    unused = tuple(rule for rule in table.rules if rule not in used)
+    unused = tuple(rule for rule in table.rules if rule not in used | table.defaults)
     paths = _module_paths(scopes)
     fused = _fused_into(scopes, fusions)
     notes = (_note(rule, table, paths, fused) for rule in unused)

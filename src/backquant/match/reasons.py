@@ -99,15 +99,15 @@ class ReasonWriter:
             admitted = f"{self._name} has {name} only within {', '.join(texts)}{more}"
             miss = self._misses.text(node)
             admitted += f"; {miss}" if miss else ""
-            return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted)
-        admitted = f"{self._name} has no entry for {name}"
+        else:
+            admitted = f"{self._name} has no entry for {name}"
         same = self._same_operator(key.op)
         near = self._nearest(name)
         if same:
-            admitted += f", but one for {same}, the same operator"
-        elif near:
+            admitted += f", but {'it has ' * bool(longer)}one for {same}, the same operator"
+        elif near and not longer:
             admitted += f"; nearest: {', '.join(near)}"
-        elif related := self._recurrent(key.op):
+        elif not longer and (related := self._recurrent(key.op)):
             admitted += f"; of recurrent layers it has {', '.join(related)}"
         fix = self._as_products(node)
         if same and not isinstance(key.op, type):
@@ -133,7 +133,9 @@ class ReasonWriter:
         known, alone = find(op), self._patterns.alone
         if known is None or op in known.aten or op in alone:
             return ""
-        return next((op_name(call) for call in known.calls if call in alone), "")
+        found = [call for call in known.calls if call in alone]
+        found.sort(key=lambda call: isinstance(call, type) is not isinstance(op, type))
+        return op_name(found[0]) if found else ""
 
     def _recurrent(self, op: Any) -> tuple[str, ...]:
         """The recurrent operators that the backend has entries for, if ``op`` is one."""

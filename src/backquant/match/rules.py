@@ -74,10 +74,11 @@ class RuleTable:
         self._regexes: list[tuple[NamePattern, Hit]] = []
         self._by_path: dict[str, Hit | None] = {}
         self.fallback = _NO_RULE
+        self.defaults: set[RuleRef] = set()
         for rule in mapping.rules():
-            self._add(rule)
+            self._add(rule, mapping)
 
-    def _add(self, rule: MappingRule) -> None:
+    def _add(self, rule: MappingRule, mapping: QConfigMapping) -> None:
         ref = RuleRef(RuleKind(rule.kind), rule.index, rule.key)
         hit = Hit(ref, rule.qconfig)
         if ref.kind is RuleKind.GLOBAL:
@@ -87,6 +88,8 @@ class RuleTable:
         self.targets[ref] = rule.target
         if ref.kind is RuleKind.OBJECT_TYPE:
             self._types[rule.target] = hit
+            if mapping.is_default(rule.qconfig):
+                self.defaults.add(ref)
         elif ref.kind is RuleKind.MODULE_NAME:
             self._names[label(rule.target)] = hit
         elif ref.kind is RuleKind.MODULE_NAME_REGEX:

@@ -31,7 +31,7 @@ from backquant.dtypes import (
 )
 from backquant.errors import ConfigError, UsageError, did_you_mean, literal
 from backquant.lower import EngineInfo
-from backquant.match.plan import Plan, RuleKind, RuleRef
+from backquant.match.plan import Plan
 from backquant.observe import (
     BlockMinMaxObserver,
     MinMaxObserver,
@@ -45,7 +45,6 @@ from backquant.qconfig import (
     QConfig,
     QConfigMapping,
     get_default_qconfig_mapping,
-    qconfig_equals,
 )
 from backquant.qconfig.build import ptq_qconfig
 from backquant.qconfig.default_mapping import mapping_with_defaults
@@ -100,26 +99,9 @@ class DefaultedRequest:
         return cls(Request(config, mapping, custom), own, ())
 
     def annotated(self, plan: Plan) -> Plan:
-        """``plan`` with the notes; rules that stand in the backend's own mapping are no news when unused."""
-        unused = tuple(rule for rule in plan.unused_rules if not self._is_of_the_backend(rule))
+        """``plan`` with the notes; rules that were derived are no news when unused."""
+        unused = () if self.implied else plan.unused_rules
         return replace(plan, unused_rules=unused).noted(*self.notes)
-
-    def _is_of_the_backend(self, rule: RuleRef) -> bool:
-        mapping = self.request.qconfig_mapping
-        if self.implied or any(mapping is own for own in self.own):
-            return True
-        if rule.kind is not RuleKind.OBJECT_TYPE:
-            return False
-        key, requested = list(mapping.object_type_qconfigs.items())[rule.index]
-        known = (mapping.object_type_qconfigs for mapping in self.own)
-        own = [found[key] for found in known if key in found]
-        return any(_same(qconfig, requested) for qconfig in own)
-
-
-def _same(one: QConfig | None, other: QConfig | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return qconfig_equals(one, other)
 
 
 def mapping_on_engine(

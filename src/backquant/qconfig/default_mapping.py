@@ -105,7 +105,7 @@ def _mapping(config: BackendConfig, defaults: BackendDefaults) -> QConfigMapping
         if measured:
             qconfig = QConfig(_of_input(mapping, operator), qconfig.weight, observer)
         mapping.set_object_type(operator, qconfig)
-    return mapping
+    return mapping.as_default_of(config.name)
 
 
 def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) -> QConfigMapping:
@@ -129,7 +129,7 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
         if measured:
             qconfig = QConfig(_of_input(mapping, operator), qconfig.weight, fixed)
         mapping.set_object_type(operator, qconfig)
-    return mapping
+    return mapping.as_default_of(config.name)
 
 
 def _everywhere(

@@ -245,6 +245,26 @@ class QConfigMapping:
         self.module_name_object_type_order_qconfigs: OrderedDict[
             tuple[str, Callable[..., Any] | str, int], Any
         ] = OrderedDict()
+        self.default_of = ""
+        self._defaults: tuple[Any, ...] = ()
+
+    def as_default_of(self, backend: str) -> QConfigMapping:
+        """Note that the rules so far are the defaults of a backend: that they name what a model has not is no
+        news.
+
+        >>> QConfigMapping().as_default_of("x86").default_of
+        'x86'
+        """
+        self.default_of, self._defaults = backend, tuple(self.object_type_qconfigs.values())
+        return self
+
+    def is_default(self, qconfig: Any) -> bool:
+        """Whether a QConfig of a type came with ``as_default_of``.
+
+        >>> QConfigMapping().set_object_type("relu", None).as_default_of("x86").is_default(None)
+        True
+        """
+        return any(qconfig is default for default in self._defaults)
 
     def __copy__(self) -> QConfigMapping:
         made = object.__new__(type(self))
