@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import backquant
-from backquant.errors import UnknownBackendError
+from backquant.errors import UnknownBackendError, UsageError
+from backquant.qconfig import get_default_qconfig_mapping
 
 X = torch.randn(4, 8)
 
@@ -38,6 +40,22 @@ def test_other_tools_words_for_backends(name: str, meant: str) -> None:
     with pytest.raises(UnknownBackendError) as raised:
         backquant.quantize(model(), [X], backend=name)
     assert f"did you mean {meant!r}" in raised.value.fix
+
+
+def test_an_argument_by_another_name(snapshot: Any) -> None:
+    mapping = get_default_qconfig_mapping("x86")
+    with pytest.raises(UsageError) as raised:
+        backquant.prepare_fx(model(), mapping, X, backend="x86")  # type: ignore[call-arg]
+    snapshot("argument", raised.value)
+
+
+def test_defaults_of_another_backend_are_noted_and_those_without_use_are_not() -> None:
+    mapping = get_default_qconfig_mapping("qnnpack").set_object_type(nn.Tanh, None)
+    prepared = backquant.prepare_fx(model(), mapping, X)
+    prepared(X)
+    report = backquant.convert_fx(prepared).report
+    assert report.unused_rules == ("object_type torch.nn.Tanh",)
+    assert any("default QConfigs of qnnpack" in note for note in report.notes)
 
 
 def test_a_model_saves_and_exports_itself(tmp_path: Path) -> None:

@@ -407,7 +407,7 @@ def unused_rules(
     scopes: Mapping[str, Scope],
     fusions: Iterable[Fusion] = (),
 ) -> tuple[tuple[RuleRef, ...], tuple[str, ...]]:
-    """Rules that applied to no node, but defaults of a backend; and notes on those that are probably mistaken.
+    """Rules that applied to no node, but defaults of a backend; and notes on probable mistakes.
 
     >>> from backquant.qconfig import QConfigMapping
     >>> table = RuleTable(QConfigMapping().set_module_name("decodr", None))
