@@ -394,6 +394,7 @@ TABLE: Table = {
         (
             overload("view"),
             overload("reshape"),
+            overload("reshape_as"),
             overload("_unsafe_view"),
             overload("flatten", "using_ints"),
             overload("unflatten", "int"),
