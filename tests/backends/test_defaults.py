@@ -146,6 +146,16 @@ def test_defaults_lie_within_an_entry(name: str) -> None:
             assert default.eps >= admitted.scale_min_lower_bound
 
 
+@pytest.mark.parametrize("name", list_backends())
+def test_the_default_of_each_operator_fits_its_entry(name: str) -> None:
+    rules = bq.qconfig.get_default_qconfig_mapping(name).object_type_qconfigs
+    for entry in get_backend_config(name).configs:
+        qconfig = rules.get(entry.pattern)
+        if qconfig is not None:
+            admitted = {config.input_dtype for config in entry.dtype_configs}
+            assert qconfig.activation().dtype in admitted, entry.pattern
+
+
 def test_getters_work_in_a_fresh_process() -> None:
     """PyTorch's do not unless another of its modules was imported before."""
     names = [name for name in list_backends() if name not in OURS]

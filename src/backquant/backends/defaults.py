@@ -244,7 +244,6 @@ SIGNED_DEFAULTS = BackendDefaults(
     ),
     qat_weight=_TRAINED_WEIGHT,
     overrides=(
-        RESHAPE,
         DefaultOverride(
             TRANSPOSED,
             weight=replace(_INTEGER_WEIGHT, ch_axis=1),

@@ -24,7 +24,7 @@ from backquant.backend_config import (
     QuantDefault,
     Tolerance,
 )
-from backquant.backends.defaults import FLOAT32, QAT_CHANNEL_WEIGHT, RESHAPE, SCORES, SOFTMAX
+from backquant.backends.defaults import FLOAT32, QAT_CHANNEL_WEIGHT, SCORES, SOFTMAX
 from backquant.nn import intrinsic
 from backquant.operators import named, spellings
 from backquant.operators.conv import CONV
@@ -110,7 +110,6 @@ DEPLOYED_DEFAULTS = BackendDefaults(
         fake_quantize="fused_moving_average",
     ),
     qat_weight=QAT_CHANNEL_WEIGHT,
-    overrides=(RESHAPE,),
     leave_float=(WEIGHTS,),
 )
 

@@ -37,7 +37,6 @@ from backquant.backends.defaults import (
     CONVOLUTIONS,
     FLOAT32,
     QAT_CHANNEL_WEIGHT,
-    RESHAPE,
 )
 from backquant.backends.deployed import that_end
 from backquant.graph.grouped import grouped_linear
@@ -81,7 +80,6 @@ DEFAULTS = BackendDefaults(
         fake_quantize="fused_moving_average",
     ),
     qat_weight=QAT_CHANNEL_WEIGHT,
-    overrides=(RESHAPE,),
 )
 
 

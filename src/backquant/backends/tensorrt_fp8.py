@@ -22,7 +22,6 @@ from backquant.backend_config import (
     QDQRules,
     QuantDefault,
 )
-from backquant.backends.defaults import RESHAPE
 from backquant.backends.deployed import EPILOGUES
 from backquant.nn import intrinsic
 from backquant.operators import conv, elementwise, linear, shape
@@ -54,7 +53,7 @@ def backend_config() -> BackendConfig:
     """
     return (
         BackendConfig("tensorrt_fp8")
-        .set_defaults(BackendDefaults(activation=LARGEST, weight=LARGEST, overrides=(RESHAPE,)))
+        .set_defaults(BackendDefaults(activation=LARGEST, weight=LARGEST))
         .set_qdq(QDQRules(epilogues=EPILOGUES))
         .set_backend_pattern_configs(
             [

@@ -56,6 +56,8 @@ from backquant.graph.normal_form import (
     einsum_product,
     hard_sigmoid,
     hard_swish,
+    places_of_masks,
+    sizes_of_another,
     whole_pool,
     zeros_for_unwritten,
 )
@@ -152,6 +154,8 @@ __all__ = [
     "take_graph",
     "verify",
     "with_distinct_tensors",
+    "places_of_masks",
+    "sizes_of_another",
     "whole_pool",
     "without_parametrizations",
     "zeros_for_unwritten",

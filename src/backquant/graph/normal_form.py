@@ -350,6 +350,57 @@ def _is_shape(node: object, x: fx.Node) -> bool:
     )
 
 
+# Views with the sizes of another tensor (``x.view_as(y)``), for which no backend has an entry.
+
+_AS = {"view_as": "reshape", "reshape_as": "reshape", "expand_as": "expand"}
+
+
+def sizes_of_another(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """Such a view as one with sizes that are read, under the same name.
+
+    >>> module = fx.symbolic_trace(lambda x, y: x.reshape_as(y))
+    >>> GraphRewriter(module).apply(sizes_of_another)
+    1
+    >>> [node.target for node in module.graph.nodes if node.op == "call_method"]
+    ['size', 'reshape']
+    """
+    view = _AS.get(plain_name(node.target)) if node.op == "call_method" else None
+    if view is None or len(node.all_input_nodes) != 2:
+        return None
+    x, other = node.all_input_nodes
+    return write.retarget(node, view, x, write.call(node, "size", other))
+
+
+# Constant masks (``x[:, mask]``): the sizes of what they take are numbers only where the places are named.
+
+
+def places_of_masks(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
+    """What a constant mask takes, by the places where it is true, under the same name.
+
+    >>> mask = torch.tensor([True, False, True])
+    >>> module = fx.symbolic_trace(lambda x: x[:, mask])
+    >>> GraphRewriter(module).apply(places_of_masks)
+    1
+    >>> module(torch.tensor([[1, 2, 3]]))
+    tensor([[1, 3]])
+    """
+    if node.target not in (operator.getitem, torch.ops.aten.index.Tensor):
+        return None
+    x, given = node.args[0], node.args[1]
+    parts: Any = given if isinstance(given, (list, tuple)) else (given,)
+    made: list[Any] = []
+    for part in parts:
+        mask = write.constants.held(part)
+        if mask is None or mask.dtype != torch.bool or not mask.dim():
+            made.append(part)
+        else:
+            places = mask.nonzero(as_tuple=True)
+            made += (write.buffer(node, f"{node.name}_places_", each) for each in places)
+    if len(made) == len(parts) and all(map(operator.is_, made, parts)):
+        return None
+    return write.retarget(node, node.target, x, tuple(made))
+
+
 # Activations that a model writes out in arithmetic, as the functions that they are.
 #
 # Hard-swish, ``x * relu6(x + 3) / 6``, and its gate alone, hard-sigmoid: models older than the functions, and

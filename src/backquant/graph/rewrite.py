@@ -176,12 +176,17 @@ class Constants:
         self._changed = changed_tensors(module)
 
     def value(self, node: object) -> torch.Tensor | None:
+        held = self.held(node)
+        return held if held is not None and held.is_floating_point() else None
+
+    def held(self, node: object) -> torch.Tensor | None:
+        """A tensor of any dtype."""
         if not isinstance(node, fx.Node) or node.op != "get_attr":
             return None
         if str(node.target) in self._changed:
             return None
         value = attrgetter(str(node.target))(self._module)
-        return value if isinstance(value, torch.Tensor) and value.is_floating_point() else None
+        return value if isinstance(value, torch.Tensor) else None
 
 
 def only_reader(node: fx.Node) -> fx.Node | None:

@@ -404,6 +404,8 @@ TABLE: Table = {
             "logical_and.default": Rule(_binary("LOGICAL_AND", fused=False)),
             "bitwise_and.Tensor": Rule(_binary("LOGICAL_AND", fused=False)),
             "logical_or.default": Rule(_binary("LOGICAL_OR", fused=False)),
+            "remainder.Tensor": Rule(_binary("FLOOR_MOD", fused=False)),
+            "remainder.Scalar": Rule(_binary("FLOOR_MOD", fused=False)),
             "pow.Tensor_Scalar": Rule(_power),
             "where.self": Rule(_where),
             "masked_fill.Scalar": Rule(_masked_fill),

@@ -40,10 +40,17 @@ from backquant.lower.qdq import (
     is_quantize,
     qparams_of,
 )
+from backquant.operators import overload
 
-__all__ = ["Lowered", "Lowering", "RefusedError"]
+__all__ = ["FILLED", "Lowered", "Lowering", "RefusedError"]
 
 _NAMES = {torch.int8: "INT8", torch.int16: "INT16", torch.uint8: "UINT8"}
+
+#: Of their operand they read the sizes alone.
+FILLED = tuple(
+    overload(name)
+    for name in ("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros")
+)
 
 
 class RefusedError(Exception):
@@ -176,11 +183,17 @@ class Lowering:
         """Rule 4."""
         if any(isinstance(value, torch.SymInt) for value in _symbolic(node)):
             return False
-        return all(isinstance(self.values.get(source), Constant) for source in node.all_input_nodes)
+        read = node.all_input_nodes
+        if node.target in FILLED:
+            read = read[1:]
+        return all(isinstance(self.values.get(source), Constant) for source in read)
 
     def _compute(self, node: fx.Node) -> None:
         def value(source: fx.Node) -> Any:
-            return self.values[source].value
+            held = self.values[source]
+            if isinstance(held, Constant):
+                return held.value
+            return torch.empty(sizes_of(source), dtype=source.meta["val"].dtype)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
         kwargs = {name: each for name, each in kwargs.items() if name != "device"}

@@ -336,6 +336,129 @@ def _gather(call: Call) -> Value:
     return call.emit("GATHER", (value.tensor, places), value.layout, axis=value.layout.index(axis))
 
 
+def _indexed(call: Call) -> Value:
+    """``x[:, i, j]``."""
+    value = _source(call)
+    indices: dict[int, Any] = {}
+    axis = 0
+    for each in call.args["indices"]:
+        held = None if each is None else call.held(each)
+        if held is not None and _is_mask(held):
+            for places in held.value.nonzero(as_tuple=True):
+                indices[axis] = Constant("places", places)
+                axis += 1
+            continue
+        if held is not None:
+            indices[axis] = held
+        axis += 1
+    made = {axis: _counted_up(call, value, axis, each) for axis, each in indices.items()}
+    if len(made) > 1:
+        return _taken_at(call, value, made)
+    [(axis, places)] = made.items()
+    return _taken_along(call, value, axis, places, range(axis, axis + len(places.shape)))
+
+
+def _is_mask(held: Any) -> bool:
+    if isinstance(held, Constant):
+        return held.value.dtype in (torch.bool, torch.uint8)
+    if held.tensor.dtype in ("BOOL", "UINT8"):
+        raise UnsupportedError("a mask that is computed, which takes any number of values")
+    return False
+
+
+def _counted_up(call: Call, value: Value, axis: int, index: Any) -> Tensor:
+    """Indices along one axis; PyTorch counts negative ones from its end."""
+    size, is_free = value.shape[axis], value.signature[axis] == -1
+    if isinstance(index, Constant):
+        if is_free and bool((index.value < 0).any()):
+            raise UnsupportedError("a negative index along a free size")
+        places = torch.where(index.value < 0, index.value + size, index.value)
+        return constant_tensor("places", places.numpy().astype(np.int32))
+    if is_free:
+        raise UnsupportedError("an index along a free size that may be negative")
+    tensor = call.emitter.laid(index, plain(len(index.shape)))
+    sizes = constant_tensor("size", np.array(size, tensor.dtype.lower()))
+    made = call.emitter.like(tensor, tensor.shape, signature=tensor.signature)
+    return call.emitter.emit("FLOOR_MOD", (tensor, sizes), made)
+
+
+def _taken_along(
+    call: Call, value: Value, axis: int, places: Tensor, given: Sequence[int]
+) -> Value:
+    """Values at ``places`` of one axis, whose axes are those of the result that are ``given``."""
+    others = iter(each for each in range(len(call.shape)) if each not in given)
+    names = {each: next(others) for each in range(len(value.shape)) if each != axis}
+    place = value.layout.index(axis)
+    before, after = (
+        [names[each] for each in part] for part in (value.layout[:place], value.layout[place + 1 :])
+    )
+    return call.emit("GATHER", (value.tensor, places), (*before, *given, *after), axis=place)
+
+
+def _taken_at(call: Call, value: Value, indices: dict[int, Tensor]) -> Value:
+    """Values at points along several axes: those of the points are where the first of neighbours was, else
+    at the front."""
+    axes, rank = list(indices), len(value.shape)
+    rest = [axis for axis in value.layout if axis not in indices]
+    points = _points(call, list(indices.values()))
+    count = len(points.shape) - 1
+    first = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
+    others = iter(
+        each for each in range(rank - len(axes) + count) if not first <= each < first + count
+    )
+    names = dict(zip(sorted(rest), others, strict=True))
+    tensor = call.emitter.laid(value, (*axes, *rest))
+    layout = (*range(first, first + count), *(names[axis] for axis in rest))
+    return call.emit("GATHER_ND", (tensor, points), layout)
+
+
+def _points(call: Call, indices: list[Tensor]) -> Tensor:
+    """Indices of several axes side by side, on a new last axis."""
+    shape = np.broadcast_shapes(*(each.shape for each in indices))
+    if any(-1 in each.signature for each in indices):
+        raise UnsupportedError("indices of a free size along several axes")
+    if all(each.data is not None for each in indices):
+        arrays = [np.broadcast_to(each.data, shape) for each in indices]
+        return constant_tensor("points", np.stack(arrays, -1))
+    sizes, parts = call.emitter.integers(shape), []
+    for each in indices:
+        made = each
+        if made.dtype != "INT32":
+            cast = call.emitter.like(made, made.shape, dtype="INT32")
+            made = call.emitter.emit("CAST", (made,), cast)
+        if made.shape != shape:
+            wide = call.emitter.like(made, shape, signature=shape)
+            made = call.emitter.emit("BROADCAST_TO", (made, sizes), wide)
+        parts.append(made)
+    together = call.emitter.like(parts[0], (*shape, len(parts)), signature=(*shape, len(parts)))
+    return call.emitter.emit("PACK", parts, together, axis=len(shape), valuesCount=len(parts))
+
+
+def _gathered(call: Call) -> Value:
+    """``torch.gather``: an index along one axis, along the others each place."""
+    value, rank = _source(call), len(call.shape)
+    if -1 in call.signature:
+        raise UnsupportedError("a gather of a free size")
+    indices: dict[int, Tensor] = {}
+    for axis, size in enumerate(call.shape):
+        places = np.arange(size, dtype=np.int32).reshape(-1, *(1,) * (rank - axis - 1))
+        indices[axis] = constant_tensor("places", places)
+    axis = call.arg("dim") % rank
+    indices[axis] = _counted_up(call, value, axis, call.held(call.args["index"]))
+    return _taken_at(call, value, indices)
+
+
+def _windows(call: Call) -> Value:
+    """``unfold``: windows along an axis, whose values lie on a new last axis."""
+    value, rank = _source(call), len(call.shape)
+    axis = call.arg("dimension") % (rank - 1)
+    if value.signature[axis] == -1:
+        raise UnsupportedError("windows of a free size")
+    starts = np.arange(call.shape[axis])[:, None] * call.arg("step")
+    places = constant_tensor("places", (starts + np.arange(call.shape[-1])).astype(np.int32))
+    return _taken_along(call, value, axis, places, (axis, rank - 1))
+
+
 def _shuffled(call: Call) -> Value:
     """PyTorch orders the channels of a block before its places, the format after."""
     value = _source(call)
@@ -422,9 +545,13 @@ TABLE: Table = {
     overload("pad"): Rule(_constant_pad, _all, keeps=True),
     overload("constant_pad_nd"): Rule(_constant_pad, _all, keeps=True),
     overload("expand"): _kept(_expand),
+    overload("expand_as"): _kept(_expand),
     overload("repeat"): _kept(_repeat),
     overload("flip"): _kept(_flip),
     overload("index_select"): _kept(_gather),
+    overload("index", "Tensor"): _kept(_indexed),
+    overload("gather"): _kept(_gathered),
+    overload("unfold"): _kept(_windows),
     overload("channel_shuffle"): _kept(_shuffled_groups),
     overload("pixel_shuffle"): _kept(_shuffled),
     overload("pixel_unshuffle"): _kept(_unshuffled),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 from backquant.deploy.exported import TargetKernel, Written
@@ -23,7 +24,7 @@ from backquant.deploy.litert import arithmetic, convolutions, moves, norms, pool
 from backquant.deploy.litert.convolutions import bias_of, has_integer_weight, stored_weight
 from backquant.deploy.litert.emitter import Call, Rule, Table, activation, bound_arguments
 from backquant.deploy.litert.lowered_values import Layout, UnsupportedError, Value, plain
-from backquant.deploy.litert.lowering import Lowered, Lowering, RefusedError
+from backquant.deploy.litert.lowering import FILLED, Lowered, Lowering, RefusedError
 from backquant.deploy.litert.network import CHANNELS_LAST, Array, Tensor, to_bytes
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.deploy.roundings import unstated_rounding
@@ -435,7 +436,7 @@ RULES[operator.getitem] = Rule(_taken, _moves, keeps=True, moves=True)
 
 def decomposed(program: Program) -> Program:
     """``program`` with operators that have no rule written as those that torch computes them with."""
-    known = torch.export.default_decompositions()
+    known: dict[Any, Any] = {**decomposition_table, **torch.export.default_decompositions()}
     for _ in range(_ROUNDS):
         targets = {node.target for node in unknown(program)}
         table = {target: known[target] for target in targets if target in known}
@@ -467,7 +468,7 @@ def _lacks_rule(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    if target.namespace in _OURS or target in RULES:
+    if target.namespace in _OURS or target in RULES or target in FILLED:
         return False
     if not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)):
         return False  # a number
