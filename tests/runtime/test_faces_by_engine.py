@@ -120,7 +120,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 REFERENCES = ("xnnpack", "onnxruntime", "tensorrt")
 FLOWS = ("quantize", "export", "convert")
-FOLLOWING = {"gelu": "gelu", "silu": "swish", "relu6": "hardtanh"}  # by oneDNN's names
+FOLLOWING = {"gelu": "GELU", "silu": "SiLU", "relu6": "ReLU6"}
 # a float operator beside quantized ones: its sums depend on the order of memory that it is given
 ROUNDED = ("transposed",)
 

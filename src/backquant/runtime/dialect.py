@@ -312,6 +312,8 @@ class _Dialect:
         kinds = _WITH_RELU if self._is_relu(last) else _WEIGHTED
         if type(module) in kinds:
             made = module_to_floats(kinds[type(module)], module, layer.kernel)
+            if last is not layer.node and not self._is_relu(last):
+                made.followed_by = self._name_of(last)
             self._layer_by_kernel(last, layer.node, layer.source, made)
 
     def _layer_by_kernel(
@@ -383,6 +385,12 @@ class _Dialect:
                 limits = self.numbers[user].limits
                 self._end(user, item)
                 self.numbers[item] = self.numbers[item]._replace(limits=limits)
+
+    def _name_of(self, call: fx.Node) -> str:
+        """As its user wrote it: ``SiLU``, ``gelu``."""
+        module = self._called(call)
+        named = call.target if module is None else type(module)
+        return getattr(named, "__name__", str(named))
 
     def _is_relu(self, node: fx.Node) -> bool:
         return node.target in _RELU or type(self._called(node)) is nn.ReLU

@@ -175,8 +175,6 @@ def module_to_floats(kind: type[Weighted], module: nn.Module, kernel: Any) -> We
     made = kind.from_reference(module)
     del made._buffers["scale"], made._buffers["zero_point"]
     made.kernel = partial(_to_floats, type(kernel), kernel.config)
-    if kernel.config.post_op not in ("none", "relu"):
-        made.followed_by = kernel.config.post_op
     return made
 
 
