@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx.custom_config
+import torch.ao.quantization.quantize_fx
 from tests.checkpoint.cases import CASES, Pair, pair
 from torch import nn
 
 import backquant as bq
+import backquant.ao
 from backquant.checkpoint import plain_state, slots_of
+from backquant.errors import UsageError
 
 _MADE: dict[str, Pair] = {}
 
@@ -94,3 +98,68 @@ def test_keys_are_torchs(made: Pair) -> None:
     assert not {
         key for key in lost if "_all_weight_values" not in key and "_packed_weight_" not in key
     }
+
+
+class _Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.fc(x)))
+
+
+def _standalone(ao: Any, factor: float, seed: int, *, integers: bool) -> tuple[nn.Module, Any]:
+    torch.manual_seed(seed)
+    x, of = torch.randn(6, 8), ao.quantization
+    model = nn.Sequential(nn.Linear(8, 8), _Inner(), nn.Linear(8, 4)).eval()
+    held, custom = (of.fx.custom_config.PrepareCustomConfig() for _ in range(2))
+    places = [0] if integers else []
+    held.set_input_quantized_indexes(places).set_output_quantized_indexes(places)
+    custom.set_standalone_module_name("1", None, (x,), held, None)
+    mapping = of.get_default_qconfig_mapping("fbgemm")
+    prepared = of.quantize_fx.prepare_fx(model, mapping, (x,), prepare_custom_config=custom)
+    prepared(factor * x)
+    return of.quantize_fx.convert_fx(prepared), x
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_integers_that_pass_to_a_standalone_module_are_read_as_loaded(integers: bool) -> None:
+    """Its layers read them by the scale of the quantize node outside; they kept the one before."""
+    model, x = _standalone(backquant.ao, 1, 0, integers=integers)
+    other, _ = _standalone(backquant.ao, 3, 1, integers=integers)
+    assert not torch.equal(other(x), model(x))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), model(x)) and torch.equal(other._literally(x), model(x))  # type: ignore[operator]
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, of observers and quantized tensors
+def test_torchs_standalone_module_that_takes_integers() -> None:
+    theirs, x = _standalone(torch.ao, 1, 0, integers=True)
+    ours, _ = _standalone(backquant.ao, 3, 1, integers=True)
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(
+        ours(x), theirs(x), rtol=0, atol=1.001 * ours.get_submodule("2").scale
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["x86", "qnnpack", "onnxruntime"])
+def test_inputs_and_outputs_that_are_integers_are_read_as_loaded(backend: str) -> None:
+    """Their scales are part of the ``state_dict``: no quantize node of the graph has them."""
+
+    def made(factor: float, seed: int) -> bq.QuantizedModel:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+        batches = [factor * x]
+        return bq.quantize(model, x, calibration=batches, backend=backend, integer_io=True)
+
+    x = torch.randn(2, 3, 8, 8)
+    model, other = made(1, 0), made(3, 1)
+    state = model.state_dict()
+    assert {"input_scale_0", "input_zero_point_0", "2.scale", "2.zero_point"} <= set(state)
+    other.load_state_dict(state)
+    assert torch.equal(other(x), model(x)) and torch.equal(other._literally(x), model(x))
+    assert other.input_qparams == model.input_qparams
+    assert other.output_qparams == model.output_qparams
+    with pytest.raises(UsageError, match="input_scale_0: missing"):
+        other.load_state_dict({k: v for k, v in state.items() if k != "input_scale_0"})

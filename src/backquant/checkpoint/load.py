@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import getitem
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from torch import fx, nn
 from backquant.checkpoint.plain import no_tensors, plain_state
 from backquant.checkpoint.slots import Kind, Slot, slots_of
 from backquant.convert import ReferenceModel, reference_state
+from backquant.dtypes import QParams
 from backquant.errors import UsageError, without_prefix
 from backquant.graph import rebuilt, set_module, shallow_copy
-from backquant.lower.qdq import qparams_of
+from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.prepare import with_state
 
 _SHOWN = 5
@@ -188,7 +190,47 @@ def _with_values(
             numbers.setdefault((slot.owner, slot.node), {})[slot.position] = value.item()
     for owner, module in graphs.items():
         _set_numbers(module, {node: n for (own, node), n in numbers.items() if own == owner})
+    for owner, module in graphs.items():
+        for call in module.graph.find_nodes(op="call_module"):
+            inner = graphs.get(f"{owner}{call.target}.")
+            if inner is not None:
+                _carry(call, inner)
     return made
+
+
+def _carry(call: fx.Node, inner: ReferenceModel) -> None:
+    """Integers that pass from a graph to a standalone module and back stand for the same on both sides."""
+    given: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
+    for i, place in enumerate(inner.graph.find_nodes(op="placeholder")):
+        source = given.get(i, given.get(str(place.target)))
+        if isinstance(source, fx.Node) and is_quantize(source):
+            _read_as(place, qparams_of(source))
+    _set_inputs(inner)
+    returned = inner.graph.output_node().args[0]
+    items = {i: user for user in call.users if user.target is getitem for i in user.args[1:]}
+    readers = [(returned, call)] if isinstance(returned, fx.Node) else []
+    if isinstance(returned, (tuple, list)):
+        readers = [(value, items[i]) for i, value in enumerate(returned) if i in items]
+    for value, reader in readers:
+        if isinstance(value, fx.Node) and is_quantize(value):
+            _read_as(reader, qparams_of(value))
+
+
+def _read_as(source: fx.Node, qparams: QParams) -> None:
+    for user in list(source.users):
+        if "dequantize_per_tensor" in str(user.target):
+            user.args = (source, qparams.scale, qparams.zero_point, *user.args[3:])
+
+
+def _set_inputs(module: ReferenceModel) -> None:
+    """Write what the graph reads its arguments as into the record."""
+    state = reference_state(module)
+    inputs = dict(state.inputs)
+    for i, place in enumerate(module.graph.find_nodes(op="placeholder")):
+        read = [user for user in place.users if "dequantize_per_tensor" in str(user.target)]
+        if read and inputs.get(i) is not None:
+            inputs[i] = qparams_of(read[0])
+    with_state(module, replace(state, inputs=inputs))
 
 
 def _set(module: nn.Module, name: str, value: torch.Tensor) -> None:
@@ -203,7 +245,6 @@ def _set_numbers(module: ReferenceModel, numbers: Mapping[str, Mapping[int, floa
     """Write qparams into the graph, in quantize and the dequantize nodes after them, and the record."""
     state = reference_state(module)
     qparams, outputs = dict(state.qparams), dict(state.outputs)
-    changed: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         if node.name not in numbers:
             continue
@@ -213,10 +254,7 @@ def _set_numbers(module: ReferenceModel, numbers: Mapping[str, Mapping[int, floa
             arguments[position] = number
         node.args = tuple(arguments)
         after = qparams_of(node)
-        changed[node] = after
-        for user in list(node.users):
-            if "dequantize_per_tensor" in str(user.target):
-                user.args = (node, after.scale, after.zero_point, *user.args[3:])
+        _read_as(node, after)
         site = state.keys[node.name].site if node.name in state.keys else ""
         if site in qparams:
             own = qparams[site]
@@ -226,3 +264,4 @@ def _set_numbers(module: ReferenceModel, numbers: Mapping[str, Mapping[int, floa
         if returned:
             outputs.update({place: after for place, q in outputs.items() if q == before})
     with_state(module, replace(state, qparams=qparams, outputs=outputs))
+    _set_inputs(module)

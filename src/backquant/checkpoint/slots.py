@@ -5,7 +5,8 @@ activations are numbers in the graph of the reference model, and tensors here.
 
 1. ``conv.weight``, ``conv.weight_scale``, ``conv.weight_zero_point``, ``conv.bias``: of a fused module, too.
 2. ``conv.scale``, ``conv.zero_point``: the output of a layer with tensors, or of an activation with a scale.
-3. ``conv_input_scale_0``, ``_scale_0``: any other value, as PyTorch's reference model names it.
+3. ``conv_input_scale_0``, ``_scale_0``: any other value, as PyTorch's reference model names it;
+   ``x_scale_0``: an input ``x`` that arrives as integers, or a value ``x`` that leaves as such.
 4. ``_packed_weight_0_weight``, ``_weight_scale``, ``_weight_zero_point``: a weight that is passed to a
    function, where PyTorch has an object of its engine.
 
@@ -113,6 +114,28 @@ class _Graph:
             elif str(node.target) == _DEQUANTIZE and node.args[0].op == "get_attr":
                 stored = str(node.args[0].target)
                 yield from self._numbers(node, self._weight_keys(stored), 1, f"weight {stored}")
+            elif self._is_of_input(node):
+                name = node.args[0].target
+                keys = [(f"{name}_scale_0", f"{name}_zero_point_0")]
+                yield from self._numbers(node, keys, 1, f"input {name}")
+            elif is_quantize(node) and any(user.op == "output" for user in node.users):
+                yield from self._of_output(node)
+
+    def _of_output(self, node: fx.Node) -> Iterator[Slot]:
+        """A result that leaves as integers because it was asked for."""
+        value: Any = node.args[0]
+        is_scaled = value.op == "call_module" and _has_scale(
+            self.module.get_submodule(value.target)
+        )
+        keys = [(f"{value.name}_scale_0", f"{value.name}_zero_point_0")]
+        if is_scaled:
+            keys = [(f"{value.target}.scale", f"{value.target}.zero_point")]
+        yield from self._numbers(node, keys, 1, f"{self.owner}output {node.name}")
+
+    def _is_of_input(self, node: fx.Node) -> bool:
+        """Whether it reads an argument that arrives as integers; a standalone module's are its caller's."""
+        is_read = str(node.target) == _DEQUANTIZE and node.args[0].op == "placeholder"  # type: ignore[union-attr]
+        return is_read and not self.owner
 
     def _literal(self, node: fx.Node) -> Iterator[Slot]:
         key, value = self.state.keys[node.name], node.args[0]

@@ -28,6 +28,7 @@ from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
 from backquant.prepare.record import dump, graph_from_rows, graph_rows, load
 from backquant.runtime.boundary import (
+    as_integers,
     as_quantized,
     check_finite,
     check_storages,
@@ -315,10 +316,11 @@ class QuantizedModel(Checkpointed, FastCallModule):
 
     def _literally(self, *args: Any, **kwargs: Any) -> Any:
         """The graph as it stands: what is shown has PyTorch's quantized tensors at inputs and outputs."""
-        if not (self._shows_tensors() and (self.record.inputs or self.record.outputs)):
+        if not (self.record.inputs or self.record.outputs):
             return super()._literally(*args, **kwargs)
+        form = as_quantized if self._shows_tensors() else as_integers
         graph = self.graph_module.graph
-        args, kwargs = integer_arguments(graph, self.input_qparams, args, kwargs, as_quantized)
+        args, kwargs = integer_arguments(graph, self.input_qparams, args, kwargs, form)
         return tree_map(plain, super()._literally(*args, **kwargs))
 
     def _checks_calls(self) -> bool:
@@ -408,6 +410,11 @@ class QuantizedModel(Checkpointed, FastCallModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (_kind(self), pickled({**self.__getstate__(), "origin": None}))
+
+    def __copy__(self) -> QuantizedModel:
+        made: QuantizedModel = type(self).__new__(type(self))
+        made.__setstate__(self.__getstate__())
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModel:
         made: QuantizedModel = type(self).__new__(type(self))

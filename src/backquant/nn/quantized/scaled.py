@@ -136,8 +136,25 @@ class Scaled(nn.Module):
         for i, limits in enumerate(self.input_limits):
             if limits is not None:
                 inputs[i] = limited(inputs[i], *limits)
-        out = self._computed(*inputs)
+        try:
+            out = self._computed(*inputs)
+        except RuntimeError as error:  # PyTorch's says which of its backends has no kernel
+            refused = self._reads_integers(inputs)
+            if refused is None:
+                raise
+            raise refused from error
         return out if self.limits is None else limited(out, *self.limits)
+
+    def _reads_integers(self, inputs: list[torch.Tensor]) -> UsageError | None:
+        floats = [x for x in inputs if type(x) is torch.Tensor and not x.is_quantized]
+        if not floats:
+            return None
+        dtype = str(floats[0].dtype).removeprefix("torch.")
+        return UsageError(
+            f"a {self._get_name()} reads a quantized tensor, and was given {dtype}",
+            where=f"nn.quantized.{type(self).__name__}, called with {dtype}{list(floats[0].shape)}",
+            fix="layer(torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)), with the scale of its input",
+        )
 
     def _computed(self, *inputs: torch.Tensor) -> torch.Tensor:
         return self.compute(*inputs)
