@@ -71,37 +71,54 @@ def keep_zero_biases(model: Any) -> None:
     """Give layers without a bias, or with one of zeros, a bias that adds nothing.
 
     OpenVINO moves the scales of such a layer behind what moves its result (``Reshape`` and the like), and
-    throws where sizes of 1 or new dimensions make that ambiguous: layers of one token, ``unfold``. With
-    a bias that is not zero it leaves them: ``_LEAST`` changes no float above 1e-30. Changes an
-    ``onnx_ir.Model``.
+    throws where sizes of 1 or new dimensions make that ambiguous: layers of one token, ``unfold``. Where
+    several read the result, it moves them behind one, and leaves them before it for the others: that one is
+    scaled twice. With a bias that is not zero it leaves them: ``_LEAST`` changes no float above 1e-30.
+    Changes an ``onnx_ir.Model``.
     """
-    rewrite(model, {"MatMul": _with_bias, "Conv": _with_bias})
+    rewrite(model, dict.fromkeys(("MatMul", *_CONVOLUTIONS), _with_bias))
 
 
 def _with_bias(node: ir.Node) -> Any:
-    dequantize = comes_from(node.inputs[1], "DequantizeLinear")
-    weight = None if dequantize is None else dequantize.inputs[0].const_value
-    if weight is None:
+    dequantize, write = comes_from(node.inputs[1], "DequantizeLinear"), OnnxCalls(node)
+    if dequantize is None:
         return None
-    readers, write = readers_of(node), OnnxCalls(node)
+    if dequantize.inputs[0].const_value is None:  # a product of two activations
+        return _with_nothing(node, write.constant(_LEAST)) if _is_read_often(node) else None
+    readers = readers_of(node)
     if [reader.op_type for reader in readers] == ["Add"]:
         _replace_zeros(readers[0])
         return None
-    moves = any(reader.op_type in _MOVES for reader in readers)
-    if not moves or (node.op_type == "Conv" and len(node.inputs) > _BIAS):
+    convolves = node.op_type in _CONVOLUTIONS
+    if not _is_moved(node) or (convolves and len(node.inputs) > _BIAS):
         return None
-    width = weight.shape[0 if node.op_type == "Conv" else -1]
+    width = node.outputs[0].shape[1 if convolves else -1]
     nothing = write.constant(np.full(width, _LEAST))
-    if node.op_type == "Conv":
-        return write.again(*node.inputs, nothing)
-    product = write.again()
+    return write.again(*node.inputs, nothing) if convolves else _with_nothing(node, nothing)
+
+
+def _with_nothing(node: ir.Node, nothing: Any) -> Any:
+    product = OnnxCalls(node).again()
     product.shape = node.outputs[0].shape
-    return write.Add(product, nothing)
+    return OnnxCalls(node).Add(product, nothing)
+
+
+def _is_moved(node: ir.Node) -> bool:
+    """Whether OpenVINO would move the scales of ``node`` behind what reads it, and should not."""
+    moves = any(reader.op_type in _MOVES for reader in readers_of(node))
+    return moves or _is_read_often(node)
+
+
+def _is_read_often(node: ir.Node) -> bool:
+    """Whether several read what ``node`` gives, or what scales are moved through behind it."""
+    while (reader := only_reader(node, *_PASSED)) is not None:
+        node = reader
+    return len(readers_of(node)) + node.outputs[0].is_graph_output() > 1
 
 
 def _replace_zeros(adds: Any) -> None:
     """The constant zeros that ``adds`` adds, where something that moves values reads its result."""
-    if not any(reader.op_type in _MOVES for reader in readers_of(adds)):
+    if not _is_moved(adds):
         return
     for place, held in enumerate(map(array_of, adds.inputs)):
         if held is not None and held.dtype == np.float32 and not held.any():

@@ -1,0 +1,86 @@
+"""What integer products give, read by several operators: OpenVINO would scale it twice for some of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import openvino
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import backquant
+
+READERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda y: y,
+    "maximum": lambda y: F.max_pool2d(y, 2),
+    "spread maximum": lambda y: F.max_pool2d(y, 2, dilation=2),
+    "average": lambda y: F.avg_pool2d(y, 2),
+    "square": lambda y: y * y,
+    "factor": lambda y: y * 0.7,
+    "clamp": lambda y: y.clamp(-0.5, 0.5),
+    "leaky": F.leaky_relu,
+    "moved": lambda y: y.transpose(1, 2),
+    "larger": lambda y: F.interpolate(y, scale_factor=2),
+}
+
+
+def unchanged(layer: nn.Module) -> nn.Module:
+    """A layer that gives what it reads, times 0.75: no sums that overflow where the CPU has no VNNI."""
+    with torch.no_grad():
+        layer.weight.copy_(0.75 * torch.eye(len(layer.weight)).reshape(layer.weight.shape))
+        if layer.bias is not None:
+            layer.bias.zero_()
+    return layer
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = unchanged(nn.Conv2d(4, 4, 1)), unchanged(nn.Conv2d(4, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) @ self.other(x)
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "convolution": lambda: unchanged(nn.Conv2d(4, 4, 1)),
+    "transposed": lambda: unchanged(nn.ConvTranspose2d(4, 4, 1, bias=False)),
+    "then-relu": lambda: nn.Sequential(unchanged(nn.Conv2d(4, 4, 1, bias=False)), nn.ReLU()),
+    "linear": lambda: unchanged(nn.Linear(8, 8, bias=False)),
+    "activations": Product,
+}
+
+
+class Pairs(nn.Module):
+    """A layer for each two readers; the sine of what each gives."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        pairs = [pair for pair in itertools.combinations(READERS, 2) if "maximum" in "".join(pair)]
+        self.pairs, self.layers = pairs, nn.ModuleList(layer() for _ in pairs)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        made = [layer(x) for layer in self.layers]
+        read = zip(made, self.pairs, strict=True)
+        return [torch.sin(READERS[name](y)) for y, pair in read for name in pair]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_each_reader_gets_the_value(layer: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, path = torch.rand(2, 4, 8, 8) - 0.1, tmp_path / "m.xml"
+    net = Pairs(LAYERS[layer]).eval()
+    model = backquant.quantize(net, backend="openvino", calibration=[x, 2.5 * x])
+    exported = backquant.export(
+        model, path, example_inputs=x, dynamic_shapes={"x": {0: "batch"}}, require=0.0
+    )
+    assert not exported.notes and exported.integer_share == 1
+    compiled = openvino.Core().compile_model(str(path), "CPU")
+    results = compiled([x.numpy()])
+    for wanted, output in zip(model(x), compiled.outputs, strict=True):
+        error = (torch.from_numpy(results[output].copy()) - wanted).norm()
+        assert error < 1e-3 * wanted.norm()
