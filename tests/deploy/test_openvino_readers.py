@@ -28,29 +28,29 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def unchanged(layer: nn.Module) -> nn.Module:
-    """A layer that gives what it reads, times 0.75: no sums that overflow where the CPU has no VNNI."""
+def scaled(layer: nn.Module, factor: float) -> nn.Module:
+    """A layer that gives what it reads, times ``factor``: no sums that overflow where the CPU has no VNNI."""
     with torch.no_grad():
-        layer.weight.copy_(0.75 * torch.eye(len(layer.weight)).reshape(layer.weight.shape))
+        layer.weight.copy_(factor * torch.eye(len(layer.weight)).reshape(layer.weight.shape))
         if layer.bias is not None:
             layer.bias.zero_()
     return layer
 
 
 class Product(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, factor: float) -> None:
         super().__init__()
-        self.one, self.other = unchanged(nn.Conv2d(4, 4, 1)), unchanged(nn.Conv2d(4, 4, 1))
+        self.one, self.other = scaled(nn.Conv2d(4, 4, 1), factor), scaled(nn.Conv2d(4, 4, 1), 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.one(x) @ self.other(x)
 
 
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "convolution": lambda: unchanged(nn.Conv2d(4, 4, 1)),
-    "transposed": lambda: unchanged(nn.ConvTranspose2d(4, 4, 1, bias=False)),
-    "then-relu": lambda: nn.Sequential(unchanged(nn.Conv2d(4, 4, 1, bias=False)), nn.ReLU()),
-    "linear": lambda: unchanged(nn.Linear(8, 8, bias=False)),
+LAYERS: dict[str, Callable[[float], nn.Module]] = {
+    "convolution": lambda f: scaled(nn.Conv2d(4, 4, 1), f),
+    "transposed": lambda f: scaled(nn.ConvTranspose2d(4, 4, 1, bias=False), f),
+    "then-relu": lambda f: nn.Sequential(scaled(nn.Conv2d(4, 4, 1, bias=False), f), nn.ReLU()),
+    "linear": lambda f: scaled(nn.Linear(8, 8, bias=False), f),
     "activations": Product,
 }
 
@@ -58,10 +58,11 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 class Pairs(nn.Module):
     """A layer for each two readers; the sine of what each gives."""
 
-    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+    def __init__(self, layer: Callable[[float], nn.Module]) -> None:
         super().__init__()
         pairs = [pair for pair in itertools.combinations(READERS, 2) if "maximum" in "".join(pair)]
-        self.pairs, self.layers = pairs, nn.ModuleList(layer() for _ in pairs)
+        self.pairs = pairs
+        self.layers = nn.ModuleList(layer(0.6 + 0.01 * place) for place in range(len(pairs)))
 
     def forward(self, x: Tensor) -> list[Tensor]:
         made = [layer(x) for layer in self.layers]
@@ -78,7 +79,8 @@ def test_each_reader_gets_the_value(layer: str, tmp_path: Path) -> None:
     exported = backquant.export(
         model, path, example_inputs=x, dynamic_shapes={"x": {0: "batch"}}, require=0.0
     )
-    assert not exported.notes and exported.integer_share == 1
+    assert not exported.notes
+    assert layer in ("transposed", "activations") or exported.integer_share == 1
     compiled = openvino.Core().compile_model(str(path), "CPU")
     results = compiled([x.numpy()])
     for wanted, output in zip(model(x), compiled.outputs, strict=True):

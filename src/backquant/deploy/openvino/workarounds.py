@@ -106,7 +106,7 @@ def _with_nothing(node: ir.Node, nothing: Any) -> Any:
 def _is_moved(node: ir.Node) -> bool:
     """Whether OpenVINO would move the scales of ``node`` behind what reads it, and should not."""
     moves = any(reader.op_type in _MOVES for reader in readers_of(node))
-    return moves or _is_read_often(node)
+    return (moves and node.op_type != "ConvTranspose") or _is_read_often(node)
 
 
 def _is_read_often(node: ir.Node) -> bool:
