@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import openvino
 import pytest
@@ -28,7 +29,7 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def scaled(layer: nn.Module, factor: float) -> nn.Module:
+def scaled(layer: Any, factor: float) -> Any:
     """A layer that gives what it reads, times ``factor``: no sums that overflow where the CPU has no VNNI."""
     with torch.no_grad():
         layer.weight.copy_(factor * torch.eye(len(layer.weight)).reshape(layer.weight.shape))
@@ -43,7 +44,8 @@ class Product(nn.Module):
         self.one, self.other = scaled(nn.Conv2d(4, 4, 1), factor), scaled(nn.Conv2d(4, 4, 1), 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.one(x) @ self.other(x)
+        product: Tensor = self.one(x) @ self.other(x)
+        return product
 
 
 LAYERS: dict[str, Callable[[float], nn.Module]] = {

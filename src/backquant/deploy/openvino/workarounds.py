@@ -83,7 +83,8 @@ def _with_bias(node: ir.Node) -> Any:
     dequantize, write = comes_from(node.inputs[1], "DequantizeLinear"), OnnxCalls(node)
     if dequantize is None:
         return None
-    if dequantize.inputs[0].const_value is None:  # a product of two activations
+    weight = dequantize.inputs[0].const_value
+    if weight is None:  # a product of two activations
         return _with_nothing(node, write.constant(_LEAST)) if _is_read_often(node) else None
     readers = readers_of(node)
     if [reader.op_type for reader in readers] == ["Add"]:
@@ -92,7 +93,9 @@ def _with_bias(node: ir.Node) -> Any:
     convolves = node.op_type in _CONVOLUTIONS
     if not _is_moved(node) or (convolves and len(node.inputs) > _BIAS):
         return None
-    width = node.outputs[0].shape[1 if convolves else -1]
+    width = weight.shape[0 if node.op_type == "Conv" else -1]
+    if node.op_type == "ConvTranspose":
+        width = weight.shape[1] * node.attributes.get_int("group", 1)
     nothing = write.constant(np.full(width, _LEAST))
     return write.again(*node.inputs, nothing) if convolves else _with_nothing(node, nothing)
 
