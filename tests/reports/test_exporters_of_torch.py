@@ -29,6 +29,13 @@ def test_kernels_are_not_exported(backend: str, snapshot: Callable[..., None]) -
     snapshot("torch.export", refused.value)
 
 
+def test_kernels_within_a_module_are_not_exported(snapshot: Callable[..., None]) -> None:
+    pipeline = nn.Sequential(_quantized("x86"), nn.Softmax(-1))
+    with pytest.raises(UsageError) as refused:
+        torch.export.export(pipeline, (X,))
+    snapshot("torch.export", refused.value)
+
+
 @pytest.mark.parametrize("backend", ["x86", "qnnpack", "onnxruntime", "xnnpack"])
 def test_a_strict_export_says_what_to_do(backend: str, snapshot: Callable[..., None]) -> None:
     quantized = _quantized(backend)

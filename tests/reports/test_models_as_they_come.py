@@ -208,7 +208,9 @@ def test_names_of_files_are_no_batches(kind: str, tmp_path: Path) -> None:
         quantized(net(), calibration=data)
     assert isinstance(refused.value, InputError | CalibrationError)
     if kind in ("text", "path"):
-        assert refused.value.fix == "calibration=[load(batch) for batch in batches]"
+        assert refused.value.fix == (
+            "calibration=[torch.from_numpy(numpy.load(batch)) for batch in batches]"
+        )
         load = lambda name: torch.from_numpy(np.load(name))  # noqa: E731
         works(quantized(net(), calibration=[load(batch) for batch in data]))
 
@@ -229,3 +231,19 @@ def test_dynamic_shapes_that_name_no_input(shapes: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dynamic_shapes is a ") as refused:
         backquant.export(made, file, dynamic_shapes=shapes)
     backquant.export(made, file, **eval(f"dict({refused.value.fix})"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("named", [False, True])
+def test_example_inputs_of_another_type(dtype: torch.dtype, named: bool) -> None:
+    """The fix is the call with floats, and works; it was the very call that had failed."""
+    model, input = nn.Linear(8, 4).eval(), torch.randn(2, 8).to(dtype)
+    with pytest.raises(InputError) as refused:
+        backquant.explain(model, {"input": input} if named else input, backend="x86")
+    fix = (refused.value.fix or "").partition("   #")[0]
+    assert backquant.explain(model, **eval(f"dict({fix})", {"input": input}), backend="x86")
+
+
+def test_a_model_without_weights() -> None:
+    with pytest.raises(InputError, match=r"assign=True\)   # weights on 'meta' have no values"):
+        backquant.explain(nn.Linear(8, 4).to("meta").eval(), torch.randn(2, 8), backend="x86")

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import backquant
-from backquant.errors import ConfigError
+from backquant.errors import ConfigError, UsageError
 
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 3])
@@ -89,6 +89,27 @@ def test_averages_begin_before_the_first_step(with_buffers: bool) -> None:
     assert converted(average.module).isfinite().all()
 
 
+@pytest.mark.parametrize("wrap", [AveragedModel, nn.DataParallel, nn.Sequential])
+def test_what_holds_a_prepared_model_is_named(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    inside = prepared()
+    trained(inside, inside, 1)
+    model = wrap(inside)
+    with pytest.raises(UsageError, match="wrapped in") as caught:
+        backquant.convert_fx(model.eval())
+    assert backquant.convert_fx(eval(caught.value.fix or "", {"model": model}))(X).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_trained_in_half_precision(dtype: torch.dtype) -> None:
+    """Ranges and scales stay in float32; the weights are brought back before the model is converted."""
+    model = prepared().to(dtype)
+    trained(model, lambda x: model(x.to(dtype)))
+    assert {b.dtype for name, b in model.named_buffers() if name.endswith("scale")} == {
+        torch.float32
+    }
+    torch.testing.assert_close(converted(model.float()), plain(), atol=0.1, rtol=0)
+
+
 def test_checkpointed() -> None:
     model = prepared()
     trained(model, lambda x: checkpoint(model, x, use_reentrant=False))
@@ -112,7 +133,14 @@ def pruned(module: nn.Module) -> None:
     prune.l1_unstructured(module, "weight", 0.3)
 
 
-@pytest.mark.parametrize("hook", [nn.utils.weight_norm, nn.utils.spectral_norm, pruned])
+def pruned_twice(module: nn.Module) -> None:
+    pruned(module)
+    prune.random_unstructured(module, "bias", 0.3)
+
+
+@pytest.mark.parametrize(
+    "hook", [nn.utils.weight_norm, nn.utils.spectral_norm, pruned, pruned_twice]
+)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
 def test_hooks_that_compute_weights_are_removed_as_the_fix_says(
@@ -122,8 +150,10 @@ def test_hooks_that_compute_weights_are_removed_as_the_fix_says(
     hook(net.conv)
     with pytest.raises(ConfigError) as caught:
         prepared(net)
-    [call] = re.findall(r"torch\.nn\.utils\.\S+\(module, 'weight'\)", str(caught.value))
-    eval(call, {"torch": torch, "module": net.conv})
+    calls = re.findall(r"torch\.nn\.utils\.\S+\(module, '\w+'\)", str(caught.value))
+    assert calls
+    for call in calls:
+        eval(call, {"torch": torch, "module": net.conv})
     model = prepared(net)
     trained(model, model)
     assert converted(model).isfinite().all()

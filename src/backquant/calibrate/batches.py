@@ -12,8 +12,10 @@ import inspect
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -50,7 +52,7 @@ def check_set(calibration: Any, argument: str = "calibration") -> None:
     ``argument``: the name under which the user gave it, here and below."""
     kind = type(calibration).__name__
     if isinstance(calibration, torch.Tensor | Mapping):
-        fix = f"pass a list of batches: {argument}=[batch]"
+        fix = f"{argument}=[{name_in_call(calibration) or 'batch'}]   # a list of batches"
     elif isinstance(calibration, str | bytes | os.PathLike):
         fix = f"{argument}=[batch]   # the command line reads files: backquant quantize --data FILE"
     elif isinstance(calibration, Iterable):
@@ -64,6 +66,27 @@ def check_set(calibration: Any, argument: str = "calibration") -> None:
     raise CalibrationError(
         f"{_called(argument)} is a {kind}, not an iterable of batches", where=argument, fix=fix
     )
+
+
+def name_in_call(value: Any) -> str:
+    """What the code that called backquant calls ``value``; empty where it has no name for it."""
+    frame = sys._getframe(1)
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == "backquant":
+        frame = frame.f_back
+    names = {**frame.f_globals, **frame.f_locals}
+    return next((name for name, one in names.items() if one is value and name[0] != "_"), "")
+
+
+def _loaded(name: str, path: Any) -> str:
+    """The code that makes a tensor of the file ``path``, whose variable is ``name``.
+
+    >>> _loaded("path", "0.npy"), _loaded("path", "0.pt")
+    ('torch.from_numpy(numpy.load(path))', 'torch.load(path)')
+    """
+    suffix = Path(os.fsdecode(path)).suffix.lower()
+    if suffix in (".jpg", ".jpeg", ".png", ".webp"):
+        return f"torchvision.io.decode_image({name})[None] / 255"
+    return f"torch.from_numpy(numpy.load({name}))" if suffix == ".npy" else f"torch.load({name})"
 
 
 def _call_of(function: Any) -> str:
@@ -194,9 +217,9 @@ class _Batches:
 class _Inputs:
     """Takes the inputs out of batches that hold labels, too, and says so once."""
 
-    def __init__(self, model: nn.Module, argument: str) -> None:
+    def __init__(self, model: nn.Module, argument: str, calibration: Any) -> None:
         self._signature = inspect.signature(model.forward)
-        self._argument, self._was_said = argument, False
+        self._argument, self._was_said, self._given = argument, False, calibration
 
     def has_labels(self, batch: Any) -> bool:
         if not isinstance(batch, tuple | list) or hasattr(batch, "_fields") or len(batch) < 2:
@@ -213,11 +236,12 @@ class _Inputs:
         for leaf in leaves:
             if isinstance(leaf, np.ndarray | str | os.PathLike):
                 is_array = isinstance(leaf, np.ndarray)
-                each = "torch.from_numpy(batch)" if is_array else "load(batch)"
+                each = "torch.from_numpy(batch)" if is_array else _loaded("batch", leaf)
+                batches = name_in_call(self._given) or "batches"
                 raise InputError(
                     f"a batch is a tensor, or holds some, and no {type(leaf).__name__}",
                     where=f"{self._argument}: {type(batch).__name__}",
-                    fix=f"{self._argument}=[{each} for batch in batches]",
+                    fix=f"{self._argument}=[{each} for batch in {batches}]",
                 )
 
     def __call__(self, batch: Any) -> Any:
@@ -271,7 +295,7 @@ def inputs_of(model: nn.Module, calibration: Any, argument: str = "calibration")
     check_set(calibration, argument)
     if isinstance(calibration, _Once | _Batches | _Rejoined):
         return calibration
-    inputs = _Inputs(model, argument)
+    inputs = _Inputs(model, argument, calibration)
     if isinstance(calibration, Iterator):
         return _Once(calibration, inputs, type(calibration).__name__)
     if isinstance(calibration, list | tuple):
@@ -502,22 +526,25 @@ def _example_call(model: nn.Module, inputs: Any, subject: str, settles: bool = T
 
 
 def _advice(model: nn.Module, inputs: Any, error: InputError) -> Iterator[str]:
-    """The usual reasons: another device, labels beside the inputs, numpy arrays, float64."""
+    """The usual reasons: another device, labels beside the inputs, numpy arrays."""
     args, kwargs = as_arguments(inputs)
     values = (*args, *kwargs.values())
     elsewhere = other_devices(model, values)
     if elsewhere is not None:
         own, given = elsewhere
-        yield f"tensors on {own}, where the model is, not on {given}: x.to({str(own)!r})"
+        if own.type == "meta":
+            yield "model.load_state_dict(checkpoint, assign=True)   # weights on 'meta' have no values"
+        elif given == "meta":
+            yield f"tensors with values: torch.randn_like(x, device={str(own)!r})"
+        else:
+            yield f"tensors on {own}, where the model is, not on {given}: x.to({str(own)!r})"
     if len(args) > 1 and "positional argument" in error.what:
         yield "without labels, if the loader yields any: calibration=[inputs for inputs, _ in loader]"
     names = list(inspect.signature(model.forward).parameters)
     if "unexpected keyword argument" in error.what and set(names) <= kwargs.keys():
         yield f"calibration=[{{name: batch[name] for name in {names!r}}} for batch in batches]"
-    if any(isinstance(value, str | os.PathLike) for value in values):
-        yield "tensors, not names of files: calibration=[load(path) for path in paths]"
+    path = next((value for value in values if isinstance(value, str | os.PathLike)), None)
+    if path is not None:
+        yield f"tensors, not names of files: calibration=[{_loaded('path', path)} for path in paths]"
     if any(type(value).__module__ == "numpy" for value in values):
         yield "tensors, not numpy arrays: torch.from_numpy(array)"
-    wide = any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in values)
-    if wide and not any(p.dtype == torch.float64 for p in model.parameters()):
-        yield "float32 like the model, not float64: x.float()"

@@ -116,8 +116,11 @@ def check_inputs(
         raise InputError(
             f"the example inputs do not fit the model: {reason[0] if reason else repr(error)}",
             where=f"{type(model).__name__}({', '.join(passed)})" + (f", {line}" if line else ""),
-            fix=_image_fix(model, leaves) or inputs_of(model),
+            fix=_image_fix(model, leaves) or _type_fix(model, args, kwargs) or inputs_of(model),
         ) from error
+
+
+_BYTES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _image_fix(model: nn.Module, leaves: list[Any]) -> str:
@@ -134,11 +137,34 @@ def _image_fix(model: nn.Module, leaves: list[Any]) -> str:
     channels = first.in_channels
     if image.shape[1] != channels and image.shape[3] == channels:
         fixes.append("channels come first: images.permute(0, 3, 1, 2)")
-    if not image.is_floating_point():
+    if image.dtype in _BYTES:
         fixes.append(
             "bytes become floats as in training: images.float() / 255, then its mean and deviation"
         )
     return "; ".join(fixes)
+
+
+def _type_fix(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The call with inputs of the parameters' type, where the model takes that one; else empty.
+
+    >>> _type_fix(nn.Linear(2, 1), (torch.ones(1, 2).half(),), {}).partition("   #")[0]
+    'example_inputs=(input.float(),)'
+    """
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if types != {torch.float32} or len(args) + len(kwargs) != 1:
+        return ""
+    [given] = (*args, *kwargs.values())
+    if not isinstance(given, torch.Tensor) or given.dtype == torch.float32:
+        return ""
+    real = given.abs() if given.is_complex() else given
+    name = next(iter(kwargs or inspect.signature(model.forward).parameters))
+    try:
+        check_inputs(model, {name: real.float()} if kwargs else real.float())
+    except InputError:
+        return ""
+    code = f"{name}.abs()" if given.is_complex() else f"{name}.float()"
+    called = f"{{{name!r}: {code}}}" if kwargs else f"({code},)"
+    return f"example_inputs={called}   # float32 like the weights, not {describe_value(given)}"
 
 
 def _cuda_devices(model: nn.Module) -> list[int]:

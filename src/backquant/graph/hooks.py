@@ -71,7 +71,7 @@ def _computes_weight(hook: Any) -> bool:
     return isinstance(hook, tuple(_REMOVALS))
 
 
-def removal_of(hook: Any, name: str = "weight") -> str:
+def removal_of(hook: Any) -> str:
     """The call that makes a computed weight a parameter; of hooks of the user's own their handle's.
 
     >>> linear = nn.utils.spectral_norm(nn.Linear(2, 2))
@@ -80,6 +80,9 @@ def removal_of(hook: Any, name: str = "weight") -> str:
     """
     calls = (call for kind, call in _REMOVALS.items() if isinstance(hook, kind))
     call = next(calls, None)
+    name = getattr(
+        hook, "_tensor_name" if isinstance(hook, BasePruningMethod) else "name", "weight"
+    )
     return "handle.remove()" if call is None else f"{call}(module, {name!r})"
 
 

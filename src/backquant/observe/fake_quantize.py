@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -163,6 +164,16 @@ class FakeQuantizeBase(ABC, nn.Module):
         super().__init__()
         self.register_buffer("fake_quant_enabled", torch.tensor([1], dtype=torch.uint8))
         self.register_buffer("observer_enabled", torch.tensor([1], dtype=torch.uint8))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """A model in half precision has ranges and scales in float32: both are measured in that."""
+
+        def moved(state: Tensor) -> Tensor:
+            made = fn(state)
+            is_half = made.dtype in (torch.float16, torch.bfloat16)
+            return state.to(made.device) if is_half else made
+
+        return super()._apply(moved, recurse)
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:

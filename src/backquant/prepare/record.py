@@ -299,15 +299,28 @@ def prepared_state(module: nn.Module) -> Record:
       where  Linear
       fix    prepared = backquant.prepare_fx(model, qconfig_mapping, example_inputs)
     """
-    meta = getattr(module, "meta", None)
-    state = meta.get(_KEY) if isinstance(meta, dict) else None
-    if not isinstance(state, Record) or state.dialect:
+    state = _state_of(module)
+    if state is None:
+        kind = type(module).__name__
+        for path, part in module.named_modules():
+            if _state_of(part) is not None:  # of AveragedModel, DistributedDataParallel
+                raise UsageError(
+                    f"the prepared model is wrapped in {kind}",
+                    where=kind,
+                    fix=f"model.get_submodule({path!r})",
+                )
         raise UsageError(
             "this model is not prepared: it has no observers of backquant",
-            where=type(module).__name__,
+            where=kind,
             fix="prepared = backquant.prepare_fx(model, qconfig_mapping, example_inputs)",
         )
     return state
+
+
+def _state_of(module: nn.Module) -> Record | None:
+    meta = getattr(module, "meta", None)
+    state = meta.get(_KEY) if isinstance(meta, dict) else None
+    return state if isinstance(state, Record) and not state.dialect else None
 
 
 def with_state(module: fx.GraphModule, state: Record) -> fx.GraphModule:

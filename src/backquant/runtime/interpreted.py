@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from backquant.errors import InputError, UsageError
-from backquant.graph.interception import is_watched, stand_ins
+from backquant.graph.interception import is_exporting, is_watched, stand_ins
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -119,14 +119,14 @@ def _with_memory(leaves: list[Any]) -> list[torch.Tensor]:
             raise traced("torch.fx")
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     for tensor in tensors:
-        kind = "meta" if tensor.device.type == "meta" else ""
         if type(tensor) not in _PLAIN:
             from torch._subclasses.fake_tensor import FakeTensor
 
-            kind = "fake" if isinstance(tensor, FakeTensor) else kind
-        if kind:
+            if isinstance(tensor, FakeTensor):  # of an exporter, of a module that holds this one
+                raise traced("torch.export" if is_exporting() else "FakeTensorMode")
+        if tensor.device.type == "meta":
             raise InputError(
-                f"a {kind} tensor holds no values for kernels to read",
+                "a meta tensor holds no values for kernels to read",
                 where=f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}",
                 fix="a tensor with values, on the CPU",
             )

@@ -169,7 +169,7 @@ def take_parameters(qat: nn.Module, linear: nn.Module) -> None:
             value = getattr(linear, name)
             if value is not None and not isinstance(value, nn.Parameter):
                 hooks = linear._forward_pre_hooks.values()
-                removals = [removal_of(hook, name) for hook in hooks]
+                removals = [removal_of(hook) for hook in hooks]
                 raise ConfigError(
                     f"a {name} that is computed by a hook (old weight norm, pruning) cannot be trained",
                     where=f"{linear}",
