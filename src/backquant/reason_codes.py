@@ -166,6 +166,11 @@ class ReasonCode(str, Enum):
         "one scale for values of such different ranges leaves hardly a step to some, as measured",
         "bring the parts to one range before they are joined, or a rule of yours; docs/accuracy.md",
     )
+    ROUNDED_TO_ZERO = (
+        "rounded-to-zero",
+        "what it divides by, or takes the logarithm or an inverse root of, would be rounded to 0, as measured",
+        "a larger number added to that value, or a rule of yours",
+    )
     SEARCH = (
         "search",
         "a search under a budget left it in float",

@@ -39,6 +39,7 @@ from backquant.graph.state import ExampleCall, copy_state
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
+from backquant.pipeline.divisors import rules_for_divisors
 from backquant.pipeline.joins import rules_for_joins
 from backquant.pipeline.lower import engine_of, quantized_model
 from backquant.pipeline.mappings import DefaultedRequest, weight_only_mapping, weights_by_path
@@ -262,6 +263,7 @@ class Flow:
         rules = (
             partial(rules_for_recurrent, data=inputs.data),
             partial(rules_for_joins, measured=measured),
+            partial(rules_for_divisors, measured=measured),
         )
         if self.ranks.size > 1 or (self.engine is not None and self.engine.as_described):
             return Choices(rules)

@@ -31,6 +31,7 @@ from backquant.graph import preserve
 from backquant.graph.shapes import ranges_of
 from backquant.graph.state import ExampleCall, copy_state
 from backquant.pipeline.capture import Capturing, spelled_request
+from backquant.pipeline.divisors import note_of_divisors
 from backquant.pipeline.joins import note_of_joins
 from backquant.pipeline.lower import quantized_model
 from backquant.pipeline.plan import Planned, evaluation_copy, fused_graph, in_evaluation, planned
@@ -288,11 +289,15 @@ def _with_lost_parts(step: Planned, called: ExampleCall | None) -> Planned:
     """With a note, which is logged, on joins that leave little of what they join."""
     if called is None:
         return step
-    lost = note_of_joins(
-        step.module,
-        step.record.plan,
-        lambda module, names: ranges_of(module, [called.inputs], names),
-    )
+    lost = [
+        note
+        for notes in (note_of_joins, note_of_divisors)
+        for note in notes(
+            step.module,
+            step.record.plan,
+            lambda module, names: ranges_of(module, [called.inputs], names),
+        )
+    ]
     for note in lost:
         _log.warning("%s", note)
     return step.noted(*lost)

@@ -18,7 +18,7 @@ from backquant.dtypes import find_dtype, quantize_bounds
 from backquant.graph import GraphIndex
 from backquant.graph.shapes import Range
 from backquant.match.default_rules import ChosenRules, Draft, places_of, without_places
-from backquant.match.plan import Decision, Outcome, Plan, Reason
+from backquant.match.plan import Decision, Outcome, Plan, Reason, TensorRequest
 from backquant.operators import find
 from backquant.reason_codes import ReasonCode
 
@@ -105,7 +105,12 @@ def _followers(
 
 
 def _shares(decision: Decision | None) -> bool:
-    if decision is None or not decision.quantized or decision.observation != _SHARES:
+    return decision is not None and decision.observation == _SHARES and is_rounded(decision)
+
+
+def is_rounded(decision: Decision | None) -> bool:
+    """Whether a plan rounds the result of an operator to integers of one scale."""
+    if decision is None or not decision.quantized:
         return False
     asked = decision.asked_activation
     return asked is not None and not asked.is_dynamic and _is_integer(asked.dtype)
@@ -186,10 +191,7 @@ class _Joins:
         if not seen or asked is None:
             return None
         shared = min(low for low, _ in seen), max(high for _, high in seen)
-        low, high = quantize_bounds(asked.dtype)
-        low = low if asked.quant_min is None else asked.quant_min
-        high = high if asked.quant_max is None else asked.quant_max
-        step = _step(shared, high - low, asked.qscheme)
+        step = step_of(shared, asked)
         known = {part.name: self.ranges[part.name] for part in parts if part.name in self.ranges}
         losses = [
             _Loss(name, own, shared, _width(own) / step) for name, own in known.items() if step > 0
@@ -198,10 +200,14 @@ class _Joins:
         return min(lost, key=lambda loss: loss.steps, default=None)
 
 
-def _step(values: Range, levels: int, qscheme: str) -> float:
-    if "symmetric" in qscheme:
-        return 2 * max(abs(end) for end in values) / levels
-    return _width(values) / levels
+def step_of(values: Range, asked: TensorRequest) -> float:
+    """The scale that a request gives to values of this range."""
+    low, high = quantize_bounds(asked.dtype)
+    low = low if asked.quant_min is None else asked.quant_min
+    high = high if asked.quant_max is None else asked.quant_max
+    if "symmetric" in asked.qscheme:
+        return 2 * max(abs(end) for end in values) / (high - low)
+    return _width(values) / (high - low)
 
 
 def _width(values: Range) -> float:
