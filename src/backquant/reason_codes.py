@@ -168,7 +168,7 @@ class ReasonCode(str, Enum):
     )
     ROUNDED_TO_ZERO = (
         "rounded-to-zero",
-        "what it divides by, or takes the logarithm or an inverse root of, would be rounded to 0, as measured",
+        "a divisor, or what a logarithm or an inverse root reads, would be rounded to 0, as measured",
         "a larger number added to that value, or a rule of yours",
     )
     SEARCH = (

@@ -60,9 +60,7 @@ def backend(name: str) -> str | BackendConfig:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_an_epsilon_keeps_its_meaning(function: str, name: str) -> None:
     model = Between(FUNCTIONS[function]).eval()
-    quantized = backquant.quantize(
-        model, calibration=DATA, backend=backend(name), slower="keep"
-    )
+    quantized = backquant.quantize(model, calibration=DATA, backend=backend(name), slower="keep")
     for x in (*DATA, torch.zeros(2, 8, 8, 8)):
         assert quantized(x).isfinite().all()
     wanted, got = (torch.cat([one(x) for x in DATA]) for one in (model, quantized))
@@ -71,7 +69,12 @@ def test_an_epsilon_keeps_its_meaning(function: str, name: str) -> None:
 
 def reasons(model: nn.Module, **options: object) -> list[str]:
     made = backquant.quantize(model, calibration=DATA, backend="litert", **options)
-    return [row.name for row in made.report.rows for r in row.reasons if r.rule == ReasonCode.ROUNDED_TO_ZERO]
+    return [
+        row.name
+        for row in made.report.rows
+        for r in row.reasons
+        if r.rule == ReasonCode.ROUNDED_TO_ZERO
+    ]
 
 
 def test_only_what_would_be_zero_stays_float() -> None:
@@ -98,7 +101,9 @@ def test_the_names_of_pytorch_warn(function: str, caplog: pytest.LogCaptureFixtu
     (found,) = [r.getMessage() for r in caplog.records if "rounded to 0" in r.getMessage()]
     assert "smallest magnitude" in found
     fix = found.partition("in float: qconfig_mapping")[2]
-    changed = eval(f"mapping{fix}", {"mapping": mapping, "torch": torch, "operator": operator, "F": F})
+    changed = eval(
+        f"mapping{fix}", {"mapping": mapping, "torch": torch, "operator": operator, "F": F}
+    )
     assert isinstance(changed, QConfigMapping)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "backquant"):

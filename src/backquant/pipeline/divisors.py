@@ -1,9 +1,9 @@
 """What must not become 0 stays float by default: divisors, and what logarithms and inverse roots read.
 
-``b + 1e-5`` before a division has a result at each ``b``. On integers the sum is rounded to a multiple of its
-scale, 0 among them, and the division gives infinities or no numbers. A value counts as lost where the smallest
-magnitude that it can have is below one step: as measured, or the positive number that it adds. What it
-consists of value by value stays float with it, up to a layer or a sum.
+``b + 1e-5`` before a division has a result at each ``b``. On integers the sum is rounded to a multiple of
+its scale, 0 among them, and the division gives infinities or no numbers. A value counts as lost where the
+smallest magnitude that it can have is below one step: as measured, or the positive number that it adds. What
+it consists of, value by value, stays float with it, up to a layer or a sum.
 """
 
 from __future__ import annotations
