@@ -417,8 +417,9 @@ def _points(call: Call, indices: list[Tensor]) -> Tensor:
     shape = np.broadcast_shapes(*(each.shape for each in indices))
     if any(-1 in each.signature for each in indices):
         raise UnsupportedError("indices of a free size along several axes")
-    if all(each.data is not None for each in indices):
-        arrays = [np.broadcast_to(each.data, shape) for each in indices]
+    data = [each.data for each in indices if each.data is not None]
+    if len(data) == len(indices):
+        arrays = [np.broadcast_to(each, shape) for each in data]
         return constant_tensor("points", np.stack(arrays, -1))
     sizes, parts = call.emitter.integers(shape), []
     for each in indices:
