@@ -131,10 +131,11 @@ def check_agreement(job: ExportJob, target: Target, path: Path) -> Agreement:
             return Agreement((f"nothing was compared in {target.name}: {why}",))
         return Agreement(_cost_here(target, path, calls, sqnr), sqnr)
     if isinstance(target, ExactTarget):
-        differs, exact = _first_wrong(target.exact(path), calls)
+        differs, _ = _first_wrong(target.exact(path), calls)
         if differs is None:
             note = f"on this CPU {target.name}'s own shortcuts differ from the file: {wrong}"
-            return Agreement((note,), exact or {})
+            _log.warning("%s: %s", path.name, note)
+            return Agreement((note,), sqnr or {})
     raise ExportError(
         f"{target.name} computes something else than the reference model: {wrong}",
         where=f"{path.name}, called after it was written",
@@ -234,8 +235,8 @@ def _drawn(inputs: Any, integers: Collection[torch.dtype] = ()) -> Any:
 def _first_wrong(
     loaded: Loaded, calls: Sequence[_Call]
 ) -> tuple[str | None, dict[str, float] | None]:
-    """What the first call that differs gives, in words, and the lowest SQNR of those that agreed before;
-    ``None`` where none did."""
+    """What the first call that differs gives, in words, and the lowest SQNR of the calls up to it; ``None``
+    where none was compared."""
     before = ""
     lowest: dict[str, float] | None = None
     for call in calls:
@@ -247,10 +248,10 @@ def _first_wrong(
         except Exception:  # a size that the target fixes, and says so
             continue
         place, near = _compared(call, results)
+        lowest = {name: min(sqnr, (lowest or {}).get(name, sqnr)) for name, sqnr in near.items()}
         if place is not None:
             return f"{place} on {call.words}{before}", lowest
         before = f", called after {call.words}"
-        lowest = {name: min(sqnr, (lowest or {}).get(name, sqnr)) for name, sqnr in near.items()}
     return None, lowest
 
 
