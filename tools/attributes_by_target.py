@@ -784,8 +784,8 @@ beside other values of the rest, between integers. "equal": the exported file gi
 gives, with batches of 3, 17, 2 and 5 in one loaded file; "differs beside others": it is refused, or
 differs, only in a model with others. A layer on integers reads the result of each call, and a float operator
 that of another; ExecuTorch, Inductor, 110 of OpenVINO (earlier sources): a layer alone. Each has 1,876 calls.
-Of OpenVINO's "without this CPU's shortcuts" most had 0 dB with them: it scaled values that several read twice.
-Exports prevent that now; these rows are older.
+Most of OpenVINO's "without this CPU's shortcuts" had 0 dB with them: values that several read were scaled
+twice. Exports prevent that now; these rows are older.
 """
 
 
