@@ -45,6 +45,9 @@ def joined_outputs(
     >>> joined = fx.symbolic_trace(lambda x, y: (x + 1, torch.cat([x, y], 1)))
     >>> joined_outputs(joined, lambda module: module(torch.ones(1, 2), torch.ones(1, 3)))
     {1: JoinedOutput(node='cat', dim=1, sizes=(2, 3))}
+    >>> joined = fx.symbolic_trace(lambda x: torch.cat([torch.zeros(0), x], 1))
+    >>> joined_outputs(joined, lambda module: module(torch.ones(1, 2)))
+    {0: JoinedOutput(node='cat', dim=1, sizes=(0, 2))}
     """
     joins: dict[int, tuple[fx.Node, list[fx.Node], int]] = {}
     for place, leaf in enumerate(tree_leaves(module.graph.output_node().args[0])):
@@ -66,7 +69,10 @@ def joined_outputs(
 
 
 def _size(node: fx.Node, part: torch.Tensor, dim: int) -> int:
-    return 1 if _name(node) == "stack" else int(part.shape[dim])
+    """Along ``dim``. ``cat`` takes parts of shape (0,) beside those of any rank: caches begin with them."""
+    if _name(node) == "stack":
+        return 1
+    return 0 if part.shape == (0,) else int(part.shape[dim])
 
 
 def _name(node: fx.Node) -> str:
