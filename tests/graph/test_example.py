@@ -52,7 +52,6 @@ def test_random_state_is_restored() -> None:
         ((torch.ones(4, 3), torch.ones(1)), "Net(float32[4, 3], float32[1])"),
         ({"y": torch.ones(4, 3)}, "Net(y=float32[4, 3])"),
         ((), "Net()"),
-        (torch.ones(4, 3, dtype=torch.int64), "Net(int64[4, 3])"),
     ],
 )
 def test_inputs_that_do_not_fit(inputs: Any, shown: str) -> None:
@@ -60,6 +59,14 @@ def test_inputs_that_do_not_fit(inputs: Any, shown: str) -> None:
         check_inputs(Net(), inputs)
     assert caught.value.where.startswith(shown)
     assert caught.value.fix == "example_inputs=(x,)   # forward takes (x, *, scale=1.0)"
+
+
+def test_inputs_of_another_type() -> None:
+    with pytest.raises(InputError, match="do not fit") as caught:
+        check_inputs(Net(), torch.ones(4, 3, dtype=torch.int64))
+    assert caught.value.where.startswith("Net(int64[4, 3])")
+    fix = "example_inputs=(x.float(),)   # float32 like the weights, not int64[4, 3]"
+    assert caught.value.fix == fix
 
 
 def test_named_tuples_are_one_argument() -> None:

@@ -173,13 +173,17 @@ def _spread(value: Any, argument: Any) -> Any:
     return [*value] * argument.N if is_one and argument.N else value
 
 
+_NO_STACK = "_empty_nn_module_stack"
+
+
 def origins_of_stacks(graph: fx.Graph) -> dict[str, str]:
-    """The origins of nodes that a decomposition has made, from the module stacks that it kept."""
+    """The origins of nodes that a decomposition has made, from the module stacks that it kept. Nodes that
+    come from none (sizes that are read) have torch.export's own word for an empty stack."""
     origins = {}
     for node in graph.nodes:
-        origin = next(iter(node.meta.get("nn_module_stack") or ()), None)
-        if node.op == "call_function" and origin is not None:
-            origins[node.name] = str(origin)
+        origin = str(next(iter(node.meta.get("nn_module_stack") or ()), _NO_STACK))
+        if node.op == "call_function" and not origin.startswith(_NO_STACK):
+            origins[node.name] = origin
     return origins
 
 

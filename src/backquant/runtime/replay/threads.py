@@ -4,7 +4,7 @@
 operators use the one thread that they are called on, as within an operator. So there is one pool of threads,
 and never more of them than ``torch.get_num_threads()``.
 
-Where a version of torch lacks that function, the calling thread does everything, and ``missing`` says so.
+Where a version of torch lacks that function, the calling thread does everything.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def alone(work: Callable[[], Found]) -> Found:
 
     ``torch.set_num_threads`` would change all threads, and its pools anew each time.
 
-    >>> alone(torch.get_num_threads) if not missing() else 1
-    1
+    >>> alone(torch.get_num_threads) <= torch.get_num_threads()
+    True
     """
     parallel_for, set_threads, threads = _parallel_for(), _set_threads(), torch.get_num_threads()
     if parallel_for is None or set_threads is None or threads == 1:
