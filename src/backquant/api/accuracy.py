@@ -44,6 +44,7 @@ from backquant.calibrate.batches import check_set, check_some, first_batch, inpu
 from backquant.calibrate.group import held_by_all, sharing
 from backquant.deploy.exported import Exported
 from backquant.deploy.session import running_target
+from backquant.deploy.target import is_exported
 from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
 from backquant.identifiers import labelled_data
@@ -96,7 +97,7 @@ def compare(
     if isinstance(quantized, Exported | str | os.PathLike):
         path = Path(quantized.path if isinstance(quantized, Exported) else quantized)
         target = quantized.target if isinstance(quantized, Exported) else None
-        if target is None and path.suffix in ("", ".bq"):
+        if target is None and not is_exported(path):
             quantized = load(path)
         else:
             source = plain_model(opened_model(model))

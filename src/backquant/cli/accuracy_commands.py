@@ -56,10 +56,11 @@ def compare(
     import backquant
     from backquant.cli.data import load_data
     from backquant.cli.models import import_object, load_model
+    from backquant.deploy.target import is_exported
 
     with guarded(as_json=as_json), only_answers():
         module, _ = load_model(model)
-        is_ours = artifact.suffix in ("", ".bq") or not artifact.is_file()
+        is_ours = not (artifact.is_file() and is_exported(artifact))
         quantized = backquant.load(artifact, allow=tuple(allow or ())) if is_ours else artifact
         found = backquant.compare(
             module,

@@ -173,6 +173,15 @@ def find_target(name: str | None, path: Path, backend: str = "") -> Target:
     )
 
 
+def is_exported(path: Path) -> bool:
+    """Whether a file is one of a target, by its suffix.
+
+    >>> is_exported(Path("model.onnx")), is_exported(Path("model.bq"))
+    (True, False)
+    """
+    return any(path.suffix in _load(name).suffixes for name in list_targets() if path.suffix)
+
+
 def target_named(name: str) -> Target:
     """The target of that name. Raises ``UsageError`` for a name that no target has.
 

@@ -161,6 +161,22 @@ def rules_for_places(draft: Draft) -> ChosenRules | None:
     return ChosenRules(result, tuple(_notes(found, rules, backend)))
 
 
+def rules_for_reasons(draft: Draft, reasons: Mapping[str, Reason], why: str) -> ChosenRules | None:
+    """Rules that leave the nodes with ``reasons`` in float, but what the request names; ``None`` for none."""
+    places = places_of(draft.module, draft.scopes)
+    left = {
+        name: reason
+        for name, reason in reasons.items()
+        if name in places and not draft.is_named(name)
+    }
+    if not left:
+        return None
+    shown = ", ".join(list(left)[:_SHOWN]) + (", …" if len(left) > _SHOWN else "")
+    note = f"{len(left)} stay float by default on {draft.backend.name}, as {why} ({shown})"
+    mapping = without_places(draft.mapping, map(places.__getitem__, left))
+    return ChosenRules(mapping, (note,), left)
+
+
 def without_places(mapping: QConfigMapping, places: Iterable[Place]) -> QConfigMapping:
     """``mapping`` with a rule that leaves each of these places in float.
 

@@ -88,7 +88,7 @@ class RuleTable:
         self.targets[ref] = rule.target
         if ref.kind is RuleKind.OBJECT_TYPE:
             self._types[rule.target] = hit
-            if mapping.is_default(rule.qconfig):
+            if mapping.is_default(rule.target, rule.qconfig):
                 self.defaults.add(ref)
         elif ref.kind is RuleKind.MODULE_NAME:
             self._names[label(rule.target)] = hit

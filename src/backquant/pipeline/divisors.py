@@ -8,14 +8,14 @@ it consists of, value by value, stays float with it, up to a layer or a sum.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import fx
 
 from backquant.graph import GraphIndex
 from backquant.graph.shapes import Range
-from backquant.match.default_rules import ChosenRules, Draft, places_of, without_places
+from backquant.match.default_rules import ChosenRules, Draft, rules_for_reasons
 from backquant.match.plan import Decision, Plan, Reason
 from backquant.operators import find
 from backquant.operators.index import find_root, moves_values
@@ -51,21 +51,9 @@ class _Loss(NamedTuple):
 
 def rules_for_divisors(draft: Draft, measured: Measured) -> ChosenRules | None:
     """Rules that leave such values, and what reads them, in float; ``None`` where there are none."""
-    module, scopes, plan, backend, mapping, _ = draft
-    places = places_of(module, scopes)
-    found = {
-        name: loss
-        for name, loss in _lossy(module, plan, measured).items()
-        if name in places and not draft.is_named(name)
-    }
-    if not found:
-        return None
-    note = (
-        f"{len(found)} stay float by default on {backend.name}, as a divisor, or what a logarithm or an "
-        f"inverse root reads, would be rounded to 0 ({_shown(found)})"
-    )
-    reasons = {name: _reason(name, loss) for name, loss in found.items()}
-    return ChosenRules(without_places(mapping, map(places.__getitem__, found)), (note,), reasons)
+    found = _lossy(draft.module, draft.plan, measured)
+    why = "a divisor, or what a logarithm or an inverse root reads, would be rounded to 0"
+    return rules_for_reasons(draft, {n: _reason(n, loss) for n, loss in found.items()}, why)
 
 
 def note_of_divisors(module: fx.GraphModule, plan: Plan, measured: Measured) -> tuple[str, ...]:
@@ -75,14 +63,11 @@ def note_of_divisors(module: fx.GraphModule, plan: Plan, measured: Measured) -> 
         return ()
     kinds = dict.fromkeys(plan.decisions[name].operator for name in found)
     rules = "".join(f".set_object_type({kind}, None)" for kind in kinds)
+    first, loss = next(iter(found.items()))
     return (
-        f"{_shown(found)}: a divisor, or what a logarithm or an inverse root reads, is rounded to 0 "
-        f"({next(_reason(*one).asked for one in found.items())}); in float: qconfig_mapping{rules}",
+        f"{', '.join(list(found)[:_SHOWN])}: a divisor, or what a logarithm or an inverse root reads, is "
+        f"rounded to 0 ({_reason(first, loss).asked}); in float: qconfig_mapping{rules}",
     )
-
-
-def _shown(found: Mapping[str, _Loss]) -> str:
-    return ", ".join(list(found)[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
 
 
 def _lossy(module: fx.GraphModule, plan: Plan, measured: Measured) -> dict[str, _Loss]:

@@ -17,7 +17,7 @@ from torch import fx
 from backquant.dtypes import find_dtype, quantize_bounds
 from backquant.graph import GraphIndex
 from backquant.graph.shapes import Range
-from backquant.match.default_rules import ChosenRules, Draft, places_of, without_places
+from backquant.match.default_rules import ChosenRules, Draft, rules_for_reasons
 from backquant.match.plan import Decision, Outcome, Plan, Reason, TensorRequest
 from backquant.operators import find
 from backquant.reason_codes import ReasonCode
@@ -45,22 +45,9 @@ class _Loss(NamedTuple):
 
 def rules_for_joins(draft: Draft, measured: Measured) -> ChosenRules | None:
     """Rules that leave such operators in float; ``None`` where there are none."""
-    module, scopes, plan, backend, mapping, _ = draft
-    places = places_of(module, scopes)
-    found = {
-        name: loss
-        for name, loss in _lossy(module, plan, measured).items()
-        if name in places and not draft.is_named(name)
-    }
-    if not found:
-        return None
-    result = without_places(mapping, (places[name] for name in found))
-    shown = ", ".join(list(found)[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
-    note = (
-        f"{len(found)} stay float by default on {backend.name}, as one scale would leave a part of what "
-        f"they join fewer than {LEAST_STEPS} steps ({shown})"
-    )
-    return ChosenRules(result, (note,), {name: _reason(name, loss) for name, loss in found.items()})
+    found = _lossy(draft.module, draft.plan, measured)
+    why = f"one scale would leave a part of what they join fewer than {LEAST_STEPS} steps"
+    return rules_for_reasons(draft, {n: _reason(n, loss) for n, loss in found.items()}, why)
 
 
 def note_of_joins(module: fx.GraphModule, plan: Plan, measured: Measured) -> tuple[str, ...]:

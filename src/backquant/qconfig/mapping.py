@@ -246,7 +246,7 @@ class QConfigMapping:
             tuple[str, Callable[..., Any] | str, int], Any
         ] = OrderedDict()
         self.default_of = ""
-        self._defaults: tuple[Any, ...] = ()
+        self._defaults: dict[Any, Any] = {}
 
     def as_default_of(self, backend: str) -> QConfigMapping:
         """Note that the rules so far are the defaults of a backend: that they name what a model has not is no
@@ -255,16 +255,16 @@ class QConfigMapping:
         >>> QConfigMapping().as_default_of("x86").default_of
         'x86'
         """
-        self.default_of, self._defaults = backend, tuple(self.object_type_qconfigs.values())
+        self.default_of, self._defaults = backend, dict(self.object_type_qconfigs)
         return self
 
-    def is_default(self, qconfig: Any) -> bool:
+    def is_default(self, operator: Any, qconfig: Any) -> bool:
         """Whether a QConfig of a type came with ``as_default_of``.
 
-        >>> QConfigMapping().set_object_type("relu", None).as_default_of("x86").is_default(None)
+        >>> QConfigMapping().set_object_type("relu", None).as_default_of("x86").is_default("relu", None)
         True
         """
-        return any(qconfig is default for default in self._defaults)
+        return operator in self._defaults and qconfig is self._defaults[operator]
 
     def __copy__(self) -> QConfigMapping:
         made = object.__new__(type(self))
