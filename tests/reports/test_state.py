@@ -441,7 +441,6 @@ def _exported(folder: Path) -> None:
 
 
 BY_HAND = {
-    "move these lines": lambda _, n: _follows(Between(n["kind"])),
-    "hold them in a buffer": lambda *_: _follows(Between(Averaged)),
+    "move these lines": lambda _, n: _follows(Between(n.get("kind", Averaged))),
     "pass the state as an input": lambda _, n: _exported(n["tmp_path"]),
 }

@@ -34,8 +34,9 @@ from backquant.calibrate.measure import Feed, measure
 from backquant.convert import IntegerEdges, ReferenceModel, integer_edges
 from backquant.errors import CalibrationError, UsageError
 from backquant.garbage import makes_graphs
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.shapes import Range, joined_ranges, ranges_of
-from backquant.graph.state import ExampleCall, copy_state
+from backquant.graph.state import copy_state
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing

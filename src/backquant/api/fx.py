@@ -28,8 +28,9 @@ from backquant.convert import convert_to_reference, original_weights, reference_
 from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
 from backquant.graph import preserve
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.shapes import ranges_of
-from backquant.graph.state import ExampleCall, copy_state
+from backquant.graph.state import copy_state
 from backquant.pipeline.capture import Capturing, spelled_request
 from backquant.pipeline.divisors import note_of_divisors
 from backquant.pipeline.joins import note_of_joins

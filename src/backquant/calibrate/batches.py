@@ -29,9 +29,9 @@ from backquant.errors import CalibrationError, InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
 from backquant.graph.devices import other_devices
 from backquant.graph.example import inputs_of as named_inputs
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.objects import fresh, tensors_of
 from backquant.graph.settle import WritesParameterError, settle
-from backquant.graph.state import ExampleCall
 
 MOST_BYTES = 2 << 30  #: of an iterator that has to be gone over again
 _log = logging.getLogger(__name__)

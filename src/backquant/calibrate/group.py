@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 from backquant.calibrate.batches import called_on_example, check_set, data_from, example_from
 from backquant.calibrate.observers import saw_data
 from backquant.errors import BackquantError, RankError, UsageError, first_line
-from backquant.graph.state import ExampleCall
+from backquant.graph.example_call import ExampleCall
 from backquant.observe import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
 from backquant.observe.protocol import with_shape
 from backquant.prepare import buffers_of_histograms, prepared_state

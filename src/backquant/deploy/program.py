@@ -20,6 +20,7 @@ from torch.fx import traceback
 
 from backquant.errors import CaptureError, ExportError
 from backquant.graph.example import with_distinct_tensors
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.export.program import (
     DEPENDS,
     NotExportedError,
@@ -28,7 +29,6 @@ from backquant.graph.export.program import (
     fixed_size,
 )
 from backquant.graph.silence import quiet
-from backquant.graph.state import ExampleCall
 from backquant.operators import all_operators, overload
 
 __all__ = ["Program", "as_dims", "export_program", "origins_of_stacks", "quiet"]
@@ -97,9 +97,9 @@ def _refuse_state(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     own = ("torch.", "backquant.")
     if all(f"{type(part).__module__}.".startswith(own) for part in module.modules()):
         return
-    state = ExampleCall.of(module, kwargs if kwargs and not args else args).state
-    for path, names in state.items():
-        written = " and ".join(map(repr, names))
+    called = ExampleCall.of(module, kwargs if kwargs and not args else args)
+    for path, names in (*called.state.items(), *called.outside.items()):
+        written = " and ".join(map(repr, names)) or "something"
         raise ExportError(
             f"no file keeps state: {path!r} writes {written}, which the next call reads",
             where=path,

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
+from backquant.graph import moving
 from backquant.graph.hooks import hold_computed_weights
 from backquant.graph.objects import attributes
 from backquant.identifiers import attribute, identifier, label
@@ -29,7 +30,8 @@ from backquant.identifiers import attribute, identifier, label
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, deque})
 _DEPTH = 4
 _HEAP_TYPE = 1 << 9  # a class that was made by a class statement
-_FOREIGN = frozenset({"torch", "backquant", *sys.stdlib_module_names})
+#: The packages whose code is not the user's.
+FOREIGN = frozenset({"torch", "backquant", *sys.stdlib_module_names})
 _COPYING = ("__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__")
 _OF_MODULES = frozenset(vars(nn.Module()))
 
@@ -111,7 +113,7 @@ def _own_state(copied: nn.Module) -> None:
     def own(value: Any) -> Any:
         if type(value) is torch.Tensor:
             return made.setdefault(id(value), value.detach().clone())
-        return value.copy() if isinstance(value, np.ndarray) else value
+        return value.copy() if isinstance(value, np.ndarray) else moving.copied(value)
 
     for part in copied.modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -303,7 +305,7 @@ def is_record(kind: Any) -> bool:
 def _is_record(kind: Any) -> bool:
     if issubclass(kind, (types.SimpleNamespace, dict, nn.Module)):
         return True
-    is_own = kind.__module__.partition(".")[0] not in _FOREIGN
+    is_own = kind.__module__.partition(".")[0] not in FOREIGN
     is_plain = all(getattr(kind, n, None) is getattr(object, n, None) for n in _COPYING)
     is_class = bool(kind.__flags__ & _HEAP_TYPE) and not issubclass(kind, (type, enum.Enum))
     return is_own and is_plain and is_class

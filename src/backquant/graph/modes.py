@@ -29,10 +29,10 @@ from backquant.graph.capture import Captured
 from backquant.graph.capture import capture as capture_trace
 from backquant.graph.clone import shallow_copy
 from backquant.graph.edit import NamePool, get_module, set_module
+from backquant.graph.example_call import first_calls
 from backquant.graph.folding import inline_call, passed_on
 from backquant.graph.own_thread import in_turn
 from backquant.graph.provenance import Scope
-from backquant.graph.state import first_calls
 
 __all__ = ["CustomGradient", "inline_custom_gradients", "kept_custom_gradients"]
 

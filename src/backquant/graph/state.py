@@ -20,27 +20,21 @@ grows is neither: a graph of such a module would give, at each call, what its fi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from backquant.errors import InputError
 from backquant.graph.clone import is_record, own_buffers, rebuilt
-from backquant.graph.costs import MultiplyAdds
-from backquant.graph.example import as_arguments, check_inputs
-from backquant.graph.interception import Draws
+from backquant.graph.example import as_arguments
+from backquant.graph.moving import ahead, how_far
 from backquant.graph.objects import attributes, fresh
-from backquant.graph.settle import WritesParameterError
 from backquant.graph.tracer import is_leaf
-
-__all__ = ["Snapshot", "copy_state", "state_of", "ExampleCall", "first_calls"]
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 _DEPTH = 4
@@ -73,7 +67,7 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(part).items() if name not in _OF_MODULES} | held
 
 
-def _leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
+def leaves_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
     """What is in a container or an object, a mark for each end of one among it; any other value itself."""
     items = _items(value) if depth else None
     if items is None:
@@ -81,7 +75,7 @@ def _leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
         return
     yield type(value)
     for item in items:
-        yield from _leaves(item, depth - 1)
+        yield from leaves_of(item, depth - 1)
     yield len(items)
 
 
@@ -94,9 +88,9 @@ def _items(value: Any) -> Collection[Any] | None:
     return attributes(value).values() if is_record(type(value)) else None
 
 
-def _mark(value: Any) -> list[tuple[Any, int]]:
+def mark(value: Any) -> list[tuple[Any, int]]:
     """The leaves of ``value`` with their versions, which PyTorch counts up with each write in place."""
-    return [(leaf, _version(leaf)) for leaf in _leaves(value)]
+    return [(leaf, _version(leaf)) for leaf in leaves_of(value)]
 
 
 def _version(leaf: Any) -> int:
@@ -104,14 +98,14 @@ def _version(leaf: Any) -> int:
     if isinstance(leaf, np.ndarray):
         return hash(leaf.tobytes())
     if not isinstance(leaf, torch.Tensor):
-        return 0
+        return hash(how_far(leaf))
     has_memory = type(leaf) is torch.Tensor and leaf.layout is torch.strided
     place = leaf.data_ptr() if has_memory else 0
     return hash((place, 0 if leaf.is_inference() else leaf._version))
 
 
-def _is_other(before: list[tuple[Any, int]], value: Any) -> bool:
-    after = _mark(value)
+def is_other(before: list[tuple[Any, int]], value: Any) -> bool:
+    after = mark(value)
     return len(before) != len(after) or any(map(_differ, before, after))
 
 
@@ -143,7 +137,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, only: Iterable[Attribute] | None = None) -> None:
         self._parts = dict(_parts(model))
         self._only = None if only is None else list(only)
-        self._marks = {key: _mark(value) for key, value in self._values()}
+        self._marks = {key: mark(value) for key, value in self._values()}
 
     def _values(self) -> Iterator[tuple[Attribute, Any]]:
         if self._only is not None:
@@ -154,18 +148,19 @@ class Snapshot:
                 yield Attribute(path, name), value
 
     def changed(self) -> list[Attribute]:
-        """What was written since. Objects that are neither tensor, number nor container do not count."""
+        """What was written since. Of objects, only tensors, numbers, containers and what moves count."""
         missing: list[tuple[Any, int]] = []
         return [
             key
             for key, value in self._values()
-            if _is_known(value) and _is_other(self._marks.get(key, missing), value)
+            if is_known(value) and is_other(self._marks.get(key, missing), value)
         ]
 
 
-def _is_known(value: Any) -> bool:
+def is_known(value: Any) -> bool:
     atoms = (torch.Tensor, np.ndarray, bool, int, float, str, type(None))
-    return isinstance(value, atoms) or _items(value) is not None
+    is_kept = isinstance(value, atoms) or _items(value) is not None
+    return is_kept or how_far(value) is not None
 
 
 def _value(part: nn.Module, name: str) -> Any:
@@ -200,24 +195,24 @@ def state_of(
         return {}
     before = Snapshot(trial)
     try:
-        again = _run(trial, inputs)
+        again = run_once(trial, inputs)
     except Exception:  # what the first call left has changed what the model does
-        return _by_writer(model, inputs, first)
+        return _written_by(model, inputs, first)
     written, trained = before.changed(), [key for key in first if is_leaf(_part(model, key))]
     once = [key for key in first if key not in written]
     written += _first_inputs(model, inputs, once)
     if trained or not written or not _is_read(model, inputs, written):
-        first_alone = [] if _are_same(output, again) else once
-        return _by_writer(model, inputs, trained or first_alone)
+        first_alone = [] if are_same(output, again) else once
+        return _written_by(model, inputs, trained or first_alone)
     read = [key for key in written if len(written) == 1 or _is_read(model, inputs, [key])]
-    return _by_writer(model, inputs, read or written)
+    return _written_by(model, inputs, read or written)
 
 
 def _part(model: nn.Module, key: Attribute) -> nn.Module:
     return model.get_submodule(key.path)
 
 
-def _run(trial: nn.Module, inputs: Any) -> Any:
+def run_once(trial: nn.Module, inputs: Any) -> Any:
     args, kwargs = as_arguments(inputs)
     with torch.no_grad(), torch.random.fork_rng(devices=()):
         return trial(*fresh(args), **fresh(kwargs))
@@ -225,7 +220,7 @@ def _run(trial: nn.Module, inputs: Any) -> Any:
 
 def _called(model: nn.Module, inputs: Any) -> nn.Module:
     trial = own_buffers(model)
-    _run(trial, inputs)
+    run_once(trial, inputs)
     return trial
 
 
@@ -239,7 +234,7 @@ def _first_inputs(model: nn.Module, inputs: Any, once: list[Attribute]) -> list[
     except Exception:  # the model does not take these
         return []
     pairs = ((_held(one, key), _held(other, key)) for key in once)
-    return [key for key, (a, b) in zip(once, pairs, strict=True) if not _are_same(a, b)]
+    return [key for key, (a, b) in zip(once, pairs, strict=True) if not are_same(a, b)]
 
 
 def _of_other_values(x: torch.Tensor) -> torch.Tensor:
@@ -251,24 +246,24 @@ def _of_other_values(x: torch.Tensor) -> torch.Tensor:
 def _is_read(model: nn.Module, inputs: Any, written: list[Attribute]) -> bool:
     """Case 2, all of ``written`` at once."""
     numbers = [_held(model, key) for key in written]
-    has_numbers = any(isinstance(one, (int, float)) for value in numbers for one in _leaves(value))
+    has_numbers = any(
+        isinstance(one, (int, float)) for value in numbers for one in leaves_of(value)
+    )
     others = (None, *_OTHER_NUMBERS) if has_numbers else (None,)
     return any(_reads(model, inputs, written, other) for other in others)
 
 
 def _reads(model: nn.Module, inputs: Any, written: list[Attribute], number: int | None) -> bool:
     plain, other = _called(model, inputs), _called(model, inputs)
-    for key in written:
-        setattr(_part(other, key), key.name, _another(_held(other, key), number))
     try:
-        wanted, found = _run(plain, inputs), _run(other, inputs)
+        for key in written:
+            setattr(_part(other, key), key.name, another(_held(other, key), number))
+        wanted, found = run_once(plain, inputs), run_once(other, inputs)
     except Exception:  # what it met, it has read
         return True
     afterwards = [(_held(plain, key), _held(other, key)) for key in written]
-    return not _are_same(wanted, found) or not all(
-        _are_same(one, two)
-        for one, two in afterwards
-        if isinstance(one, torch.Tensor) and one.dim()
+    return not are_same(wanted, found) or not all(
+        are_same(one, two) for one, two in afterwards if isinstance(one, torch.Tensor) and one.dim()
     )
 
 
@@ -276,13 +271,13 @@ def _held(model: nn.Module, key: Attribute) -> Any:
     return _value(_part(model, key), key.name)
 
 
-def _another(value: Any, number: int | None = None) -> Any:
+def another(value: Any, number: int | None = None) -> Any:
     """Of the same type and shape, with other values; a list with one more.
 
     Args:
         number: what numbers become; ``None``: the next one.
     """
-    change = partial(_another, number=number)
+    change = partial(another, number=number)
     if isinstance(value, (list, deque)) and value:
         one_more = map(change, [*value, value[-1]])
         return deque(one_more, value.maxlen) if isinstance(value, deque) else list(one_more)
@@ -300,10 +295,12 @@ def _another(value: Any, number: int | None = None) -> Any:
         return type(value)(value + 1 if number is None else number)
     if isinstance(value, str):
         return f"{value}'"
+    if how_far(value) is not None:
+        return ahead(value)
     return value if _items(value) is None else rebuilt(value, change, {})
 
 
-def _are_same(one: Any, other: Any) -> bool:
+def are_same(one: Any, other: Any) -> bool:
     first, second = pytree.tree_leaves(one), pytree.tree_leaves(other)
     return len(first) == len(second) and all(map(_is_same, first, second))
 
@@ -318,19 +315,31 @@ def _is_same(one: Any, other: Any) -> bool:
     )
 
 
-def _by_writer(model: nn.Module, inputs: Any, read: list[Attribute]) -> dict[str, tuple[str, ...]]:
+def _written_by(model: nn.Module, inputs: Any, read: list[Attribute]) -> dict[str, tuple[str, ...]]:
     """Case 3."""
-    if not read:
-        return {}
+    return by_writer(model, inputs, lambda trial: Snapshot(trial, read)) if read else {}
+
+
+class Watch(Protocol):
+    """What says what was written since it was made."""
+
+    def changed(self) -> Iterable[object]: ...
+
+
+def by_writer(
+    model: nn.Module, inputs: Any, watch: Callable[[nn.Module], Watch]
+) -> dict[str, tuple[str, ...]]:
+    """What a copy of ``model``, which ``watch`` is given, writes in two calls, by the path of the innermost
+    module that runs then."""
     trial = own_buffers(model)
     running, found = [""], dict[str, list[str]]()
-    snapshot = Snapshot(trial, read)
+    snapshot = watch(trial)
 
     def note() -> None:
         nonlocal snapshot
         if changed := snapshot.changed():
             found.setdefault(running[-1], []).extend(map(str, changed))
-            snapshot = Snapshot(trial, read)
+            snapshot = watch(trial)
 
     def begins(path: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
@@ -350,7 +359,7 @@ def _by_writer(model: nn.Module, inputs: Any, read: list[Attribute]) -> dict[str
         part.register_forward_hook(ends)
     with suppress(Exception):  # as in ``state_of``
         for _ in range(2):
-            _run(trial, inputs)
+            run_once(trial, inputs)
     return {path: tuple(dict.fromkeys(names)) for path, names in found.items()}
 
 
@@ -364,66 +373,3 @@ def copy_state(source: nn.Module, target: nn.Module, paths: Iterable[str]) -> No
                 continue
             for name, value in _attributes(held).items():
                 setattr(part, name, value)
-
-
-# What a model does with its example inputs: one call, watched.
-
-
-class ExampleCall(NamedTuple):
-    """A call of a model: the inputs, what it gave, the operators that drew random numbers (as
-    ``Draws.found``), its multiply-adds, 0 where nothing counts them, and what it leaves in the model for the
-    next call (as ``state_of``)."""
-
-    inputs: Any
-    output: Any
-    drawn: Mapping[str, str]
-    multiply_adds: int
-    state: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-
-    @classmethod
-    def of(cls, model: nn.Module, inputs: Any) -> ExampleCall:
-        """Call ``model`` on example inputs. Changes nothing, and raises as ``check_inputs``.
-
-        >>> import torch
-        >>> ExampleCall.of(nn.Linear(3, 2), torch.zeros(1, 3)).multiply_adds
-        6
-        """
-        counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
-        before = Snapshot(trial)
-        try:
-            output = check_inputs(model, inputs, counter, draws, trial=trial)
-        except WritesParameterError:
-            raise
-        except InputError:  # counting takes operators apart, which may be what failed
-            counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
-            before = Snapshot(trial)
-            output = check_inputs(model, inputs, draws, trial=trial)
-        state = state_of(model, trial, inputs, before.changed(), output)
-        return cls(inputs, output, draws.found, counter.count, state)
-
-
-def first_calls(model: nn.Module, paths: Iterable[str], inputs: Any) -> dict[str, Any]:
-    """The example inputs of the parts at ``paths``: those of each part's first call, in one call of ``model``
-    in evaluation mode. Parts that are not called, or called with positional and keyword arguments, have
-    none; where the call fails, no part has any.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    >>> first_calls(model, ["1"], torch.zeros(5, 3))["1"][0].shape
-    torch.Size([5, 2])
-    """
-    copied, found = own_buffers(model).eval(), dict[str, Any]()
-
-    def note(path: str, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not (args and kwargs):
-            found.setdefault(path, kwargs or args)
-
-    for path in paths:
-        copied.get_submodule(path).register_forward_pre_hook(partial(note, path), with_kwargs=True)
-    args, kwargs = as_arguments(inputs)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
-            copied(*fresh(args), **fresh(kwargs))
-    except Exception:  # the model is called, and its errors told, where its example is checked
-        return {}
-    return found

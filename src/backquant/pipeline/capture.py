@@ -42,10 +42,11 @@ from backquant.graph import (
     zeros_for_unwritten,
 )
 from backquant.graph.decompose import Decomposition, decomposition_of
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.export import ExportedModel, ExportOptions, interface_of
+from backquant.graph.outside import GENERATORS
 from backquant.graph.rewrite import computed_once
 from backquant.graph.shapes import GraphValues
-from backquant.graph.state import ExampleCall
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
 from backquant.pipeline.faithful import exported_as_called
@@ -70,6 +71,12 @@ __all__ = [
 ]
 
 CAPTURES = ("auto", "trace", "export")
+_INTO_SUBMODULE = (
+    "move these lines into a submodule that holds what they write: it stays in float, with its\n"
+    "state, and the rest is quantized; or pass the state as an input, and return it"
+)
+_WITH_TORCH = "draw with torch in place of numpy.random or random, or pass as an input what changes"
+_OTHER = "the model gives other values at each call, from the same state of torch.random"
 _STATE = "its forward writes {}, which the next call reads"
 
 
@@ -137,6 +144,8 @@ def captured_with(
     as_pytorch = capturing is None
     capturing = Capturing("trace") if capturing is None else capturing
     _refuse_state(model, capturing)
+    if capturing.called is not None:
+        _refuse_outside(custom, model, capturing.called)
     if isinstance(model, ExportedModel):
         return exported(custom, model, capturing)
     if capturing.how == "export" or capturing.dynamic_shapes is not None:
@@ -161,8 +170,29 @@ def _refuse_state(model: nn.Module, capturing: Capturing) -> None:
         raise CaptureError(
             f"the model cannot become a graph, which has no state: {capturing.stateful['']}",
             where=type(model).__name__,
-            fix="move these lines into a submodule that holds what they write: it stays in float, with its\n"
-            "state, and the rest is quantized; or pass the state as an input, and return it",
+            fix=_INTO_SUBMODULE,
+        )
+
+
+def _refuse_outside(
+    custom: PrepareCustomConfig | None, model: nn.Module, called: ExampleCall
+) -> None:
+    """Raise ``CaptureError`` where a call leaves something outside of the model for the next, and ``custom``
+    does not leave the module that does it as it is."""
+    matching = CustomMatching.of(custom)
+    whole = tuple(
+        f"{path}." for path in _paths(model, matching.untraced_names, matching.untraced_classes)
+    )
+    for path, names in called.outside.items():
+        if f"{path}.".startswith(whole):
+            continue
+        what = f"a call changes {' and '.join(names)}, outside of the model, and the next one reads it"
+        of_draws = _WITH_TORCH if {*names} <= GENERATORS.keys() else _INTO_SUBMODULE
+        kept = f"PrepareCustomConfig().set_non_traceable_module_names([{path!r}])"
+        raise CaptureError(
+            what if names else _OTHER,
+            where=f"{path or 'the model itself'}: {type(model.get_submodule(path)).__name__}.forward",
+            fix=f"{kept}  # stays float, runs as it is" if path else of_draws,
         )
 
 
@@ -173,6 +203,7 @@ def with_state_whole(
 
     Raises ``CaptureError`` where the model's own ``forward`` keeps state.
     """
+    _refuse_outside(custom, model, called)
     if not called.state:
         return custom
     _refuse_state(model, Capturing(called=called))

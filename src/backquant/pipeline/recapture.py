@@ -19,7 +19,7 @@ from backquant.fuse import (
     without_sync,
 )
 from backquant.graph import called_whole, is_leaf
-from backquant.graph.state import ExampleCall
+from backquant.graph.example_call import ExampleCall
 from backquant.match import Reason
 from backquant.match.plan import Plan
 from backquant.operators.equivalents import mapping_for_export

@@ -24,10 +24,10 @@ from backquant.graph import (
 )
 from backquant.graph.capture import largest_part
 from backquant.graph.clone import shallow_copy
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.grouped import grouped_linear, grouped_product_to_train
 from backquant.graph.modes import ONLY_IN_MODE
 from backquant.graph.shapes import GraphValues
-from backquant.graph.state import ExampleCall
 from backquant.match import DefaultRules, plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
 from backquant.pipeline.capture import (
