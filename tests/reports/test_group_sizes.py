@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -110,3 +110,28 @@ def test_groups_by_path() -> None:
 def test_a_coverage_that_is_required() -> None:
     asked = {"backend": "x86_lowbit", "weights": "int4", "group_size": 128, "require": ["0"]}
     assert tried([288, 32], asked).startswith("group_size=32")
+
+
+@pytest.mark.parametrize(
+    "weights",
+    ["int4:0", "int4:-1", "int4:half", {"up": "int4"}, {0: "int4"}, ["int4"], {"1": "int4:1"}],
+    ids=str,
+)
+def test_wishes_that_cannot_be_are_refused_with_one_that_can(
+    weights: Any, snapshot: Callable[..., None]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        backquant.quantize(
+            layers(128, 128, 128), torch.randn(1, 128), backend="x86_lowbit", weights=weights
+        )
+    snapshot(str(weights), refused.value)
+
+
+def test_a_group_size_behind_a_colon_is_as_on_the_command_line() -> None:
+    model, x = layers(64, 64), torch.randn(2, 64)
+    asked = {"weights": "int4", "group_size": 32}
+    one, other = (
+        backquant.quantize(model, x, backend="x86_lowbit", **each)
+        for each in (asked, {"weights": "int4:32"})
+    )
+    assert torch.equal(one(x), other(x))

@@ -110,17 +110,21 @@ def register_blocks() -> None:
 # Source: ONNX operator documentation, QuantizeLinear-19 (``saturate``), and "FP8 Formats for Deep Learning"
 # (arXiv:2209.05433) for E4M3.
 
+_ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
 _FLOAT8_LIBRARY: list[torch.library.Library] = []
 
 
 def quantize_float8(input: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """``input`` (float32, any shape) in units of ``scale``, as 8-bit floats of the same shape.
+    """``input`` (float32, float16 or bfloat16, any shape) in units of ``scale``, as 8-bit floats of the same
+    shape. Raises ``TypeError`` for other dtypes, as the integers' operators do.
 
     >>> quantize_float8(torch.tensor([0.3, -900.0]), 1.0, torch.float8_e4m3fn).tolist()
     [0.3125, -448.0]
     """
+    if input.dtype not in _ROUNDED:
+        raise TypeError(f"expecting values of dtype float32, but got {input.dtype}")
     limit = torch.finfo(dtype).max
-    return (input / scale).clamp(-limit, limit).to(dtype)
+    return (input.float() / scale).clamp(-limit, limit).to(dtype)
 
 
 def dequantize_float8(input: Tensor, scale: float) -> Tensor:

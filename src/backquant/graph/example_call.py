@@ -16,7 +16,7 @@ from backquant.graph.costs import MultiplyAdds
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.interception import Draws
 from backquant.graph.objects import fresh
-from backquant.graph.outside import generators_as_before, outside_of
+from backquant.graph.outside import codes_run, generators_as_before, outside_of
 from backquant.graph.settle import WritesParameterError
 from backquant.graph.state import Snapshot, state_of
 
@@ -45,15 +45,17 @@ class ExampleCall(NamedTuple):
         counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
         before = Snapshot(trial)
         try:
-            output = check_inputs(model, inputs, counter, draws, trial=trial)
+            with codes_run() as ran:
+                output = check_inputs(model, inputs, counter, draws, trial=trial)
         except WritesParameterError:
             raise
         except InputError:  # counting takes operators apart, which may be what failed
             counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
             before = Snapshot(trial)
-            output = check_inputs(model, inputs, draws, trial=trial)
+            with codes_run() as ran:
+                output = check_inputs(model, inputs, draws, trial=trial)
         state = state_of(model, trial, inputs, before.changed(), output)
-        outside = outside_of(model, inputs, output)
+        outside = outside_of(model, inputs, output, ran)
         return cls(inputs, output, draws.found, counter.count, state, outside)
 
 

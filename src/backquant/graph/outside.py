@@ -1,8 +1,8 @@
 """What a call of a model leaves outside of it for the next: in global variables, closures, classes, defaults,
 iterators, generators of random numbers. A graph holds what it met there while it was captured.
 
-1. Looked at is what the user's code names: from each ``forward`` and hook on, through the functions, classes
-   and modules that it names.
+1. Looked at is what the user's code that runs names: from each ``forward`` and hook on, through the
+   functions, classes and modules that it names.
 2. Of a value, what ``backquant.graph.state`` sees: other numbers, tensors written in place, containers that
    grow, iterators and generators that have moved.
 3. A place counts where what calls on the same inputs give depends on it: 16 calls as it is, and one with
@@ -15,9 +15,10 @@ from __future__ import annotations
 import copy
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,17 +79,39 @@ class Place(NamedTuple):
             setattr(self.home, self.name, value)
 
 
-def places_of(model: nn.Module) -> list[Place]:
-    """Case 1, and the generators that Python and numpy share.
+@contextmanager
+def codes_run() -> Iterator[set[CodeType]]:
+    """The code that runs in this thread while it is open. Somebody's profiler is left alone after it, too.
+
+    >>> with codes_run() as ran:
+    ...     _ = nn.Linear(1, 1)(torch.ones(1, 1))
+    >>> nn.Linear.forward.__code__ in ran
+    True
+    """
+    ran, before = set[CodeType](), sys.getprofile()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            ran.add(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        yield ran
+    finally:
+        sys.setprofile(before)
+
+
+def places_of(model: nn.Module, ran: Collection[CodeType]) -> list[Place]:
+    """Case 1, and the generators that Python and numpy share. ``ran``: the code that a call runs.
 
     >>> scales = {"__name__": "mine", "calls": 0}
     >>> exec("def step(x):\\n    global calls\\n    calls += 1\\n    return x * calls", scales)
     >>> model = nn.Module()
     >>> model.step = scales["step"]
-    >>> [str(place) for place in places_of(model)]
+    >>> [str(place) for place in places_of(model, {model.step.__code__})]
     ["Python's random", 'numpy.random', "the global variable 'calls'"]
     """
-    walk = _Walk()
+    walk = _Walk(ran)
     for part in model.modules():
         if not is_leaf(part):
             walk.of_class(type(part))
@@ -96,15 +119,17 @@ def places_of(model: nn.Module) -> list[Place]:
             walk.through(table.values())
         walk.through(vars(part).values())
     shared = [Place({name: state}, name, name) for name, state in GENERATORS.items()]
-    return [*shared, *walk.places.values()] if walk.seen else []
+    return [*shared, *walk.places.values()] if walk.functions else []
 
 
 class _Walk:
     """From code to the places that it names."""
 
-    def __init__(self) -> None:
+    def __init__(self, ran: Collection[CodeType]) -> None:
         self.places: dict[tuple[int, str], Place] = {}
-        self.seen: set[Any] = set()
+        self.ran = ran
+        self.classes: set[type] = set()
+        self.functions: set[FunctionType] = set()
 
     def through(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -113,9 +138,9 @@ class _Walk:
     def of_class(self, kind: type) -> None:
         """The functions of a user's class, and what it holds for all of its objects."""
         for one in kind.__mro__:
-            if _is_foreign(one) or one in self.seen:
+            if _is_foreign(one) or one in self.classes:
                 continue
-            self.seen.add(one)
+            self.classes.add(one)
             for name, value in list(vars(one).items()):
                 if not self._enter(value, ()) and not name.startswith("__"):
                     self._add(one, name, f"{one.__name__}.{name}")
@@ -140,9 +165,9 @@ class _Walk:
         return True
 
     def _function(self, function: FunctionType) -> None:
-        if function in self.seen or _is_foreign(function):
+        if function in self.functions or function.__code__ not in self.ran or _is_foreign(function):
             return
-        self.seen.add(function)
+        self.functions.add(function)
         names = list(_names(function.__code__))
         self._names(function.__globals__, names, "the global variable {!r}")
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -217,16 +242,18 @@ def generators_as_before() -> Iterator[None]:
         np.random.set_state(array)
 
 
-def outside_of(model: nn.Module, inputs: Any, output: Any) -> dict[str, tuple[str, ...]]:
+def outside_of(
+    model: nn.Module, inputs: Any, output: Any, ran: Collection[CodeType]
+) -> dict[str, tuple[str, ...]]:
     """Places that a call of ``model`` changes and the next one reads, by the path of the module that changes
     them; no name where calls give other values for a reason that has no place.
 
-    ``output``: what a call on ``inputs`` gave.
+    ``output``: what a call on ``inputs`` gave; ``ran``: the code that it ran.
 
-    >>> outside_of(nn.Linear(2, 2), torch.ones(1, 2), None)
+    >>> outside_of(nn.Linear(2, 2), torch.ones(1, 2), None, ())
     {}
     """
-    places = places_of(model)
+    places = places_of(model, ran)
     if not places:
         return {}
     before = _Marks(places)

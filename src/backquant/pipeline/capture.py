@@ -186,7 +186,9 @@ def _refuse_outside(
     for path, names in called.outside.items():
         if f"{path}.".startswith(whole):
             continue
-        what = f"a call changes {' and '.join(names)}, outside of the model, and the next one reads it"
+        what = (
+            f"a call changes {' and '.join(names)}, outside of the model, and the next one reads it"
+        )
         of_draws = _WITH_TORCH if {*names} <= GENERATORS.keys() else _INTO_SUBMODULE
         kept = f"PrepareCustomConfig().set_non_traceable_module_names([{path!r}])"
         raise CaptureError(

@@ -286,8 +286,9 @@ def weight_only_mapping(
 
     Args:
         backend: a name, a file, or a ``BackendConfig``.
-        weights: a dtype by name: ``"int8"``, ``"int4"``, ``"uint4"``, ``"int2"``, …; or ``"mxfp4"``,
-            ``"mxfp8"``, ``"nvfp4"``: 4- and 8-bit floats in groups of 32, 32 and 16.
+        weights: a dtype by name: ``"int8"``, ``"int4"``, ``"uint4"``, ``"int2"``, …, with a group
+            size or not (``"int4:64"``); or ``"mxfp4"``, ``"mxfp8"``, ``"nvfp4"``: 4- and 8-bit floats in
+            groups of 32, 32 and 16.
         group_size: how many weights of one row share a scale. Default: rule 2.
 
     Raises ``UsageError`` for an unknown dtype, and if no entry of the backend admits such weights.
@@ -297,8 +298,7 @@ def weight_only_mapping(
     'per_group(size=32)'
     """
     config = backend if isinstance(backend, BackendConfig) else get_backend_config(backend)
-    if weights in BLOCK_FLOATS and group_size is None:
-        weights, group_size = BLOCK_FLOATS[weights]
+    weights, group_size = _spelled(weights, group_size)
     row = _row(weights)
     if group_size is not None and (type(group_size) is not int or group_size < 2):
         raise UsageError(
@@ -332,19 +332,20 @@ def weights_by_path(
     ('per_group(size=32)', None)
     """
     rest = weights.get("")
-    mapping = QConfigMapping() if rest is None else _spelled_mapping(backend, rest, group_size)
+    mapping = QConfigMapping() if rest is None else weight_only_mapping(backend, rest, group_size)
     modules = dict(model.named_modules(remove_duplicate=False))
-    for path in sorted(
-        path for path in weights if path
-    ):  # what is inside comes after what holds it
+    for path in sorted((path for path in weights if path != ""), key=str):
+        # what is inside comes after what holds it
         text = weights[path]
-        if path not in modules:
-            fix = did_you_mean(path, modules, "a path of model.named_modules()")
-            raise UsageError(f"the model has no module {path!r}", where="weights", fix=fix)
-        if text is None:
+        if text is None and path in modules:
             mapping.set_module_name(path, None)
             continue
-        known = _spelled_mapping(backend, text, None).object_type_qconfigs
+        known = weight_only_mapping(backend, text or "int8").object_type_qconfigs
+        fits = [one for one, part in modules.items() if type_before_parametrizations(part) in known]
+        fix = f"weights={{{literal(fits[0])}: {literal(text)}}}" if fits else "weights=None"
+        if path not in modules:
+            fix = did_you_mean(path, modules, fix) if isinstance(path, str) else fix
+            raise UsageError(f"the model has no module {path!r}", where="weights", fix=fix)
         inside = {
             name: known[type_before_parametrizations(module)]
             for name, module in modules.items()
@@ -352,39 +353,37 @@ def weights_by_path(
             and type_before_parametrizations(module) in known
         }
         if not inside:
-            fits = [
-                one for one, part in modules.items() if type_before_parametrizations(part) in known
-            ]
             raise UsageError(
                 f"no layer of {path!r} has weights that {backend.name} quantizes to {text}",
                 where=f"weights[{path!r}]",
-                fix=f"weights={{{literal(fits[0])}: {literal(text)}}}" if fits else "weights=None",
+                fix=fix,
             )
         for name, qconfig in inside.items():
             mapping.set_module_name(name, qconfig)
     return mapping
 
 
-def _spelled_mapping(backend: BackendConfig, text: str, group_size: int | None) -> QConfigMapping:
-    """``"int4"`` or ``"int4:64"``."""
-    dtype, _, size = str(text).partition(":")
-    if size and not size.isdecimal():
+def _spelled(weights: Any, group_size: int | None) -> tuple[Any, Any]:
+    """The dtype and the group size of ``"int4"``, ``"int4:64"`` or ``"mxfp4"``."""
+    dtype, _, size = str(weights).partition(":")
+    if size and (not size.isdecimal() or int(size) < 2):
         raise UsageError(
-            f"{text!r} is no dtype with a group size",
+            f"{weights!r} is no dtype with a group size",
             where="weights",
             fix=f"did you mean {literal(dtype + ':64')}?",
         )
-    return weight_only_mapping(backend, dtype, int(size) if size else group_size)
+    group_size = int(size) if size else group_size
+    return BLOCK_FLOATS.get(dtype, (dtype, None)) if group_size is None else (dtype, group_size)
 
 
-def _row(weights: Any) -> QDType:
+def _row(weights: str) -> QDType:
     rows = {row.name: row for row in known_dtypes() if row.has_scale}
     if weights not in rows:
         known = ["int8", "int4", "uint4", "int3", "uint3", "int2", "uint2"]
         raise UsageError(
             f"{weights!r} is no dtype for weights",
             where="weights",
-            fix=did_you_mean(str(weights), rows, f"one of {', '.join(known)}"),
+            fix=did_you_mean(weights, rows, f"one of {', '.join(known)}"),
         )
     return rows[weights]
 
