@@ -114,7 +114,7 @@ def test_a_coverage_that_is_required() -> None:
 
 @pytest.mark.parametrize(
     "weights",
-    ["int4:0", "int4:-1", "int4:half", {"up": "int4"}, {0: "int4"}, ["int4"], {"1": "int4:1"}],
+    ["int4:0", "int4:half", {"up": "int4"}, {0: "int4"}, ["int4"], {"1": "int4:1"}, torch.int8],
     ids=str,
 )
 def test_wishes_that_cannot_be_are_refused_with_one_that_can(

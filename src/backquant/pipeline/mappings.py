@@ -363,9 +363,16 @@ def weights_by_path(
     return mapping
 
 
-def _spelled(weights: Any, group_size: int | None) -> tuple[Any, Any]:
+def _spelled(weights: Any, group_size: int | None) -> tuple[str, int | None]:
     """The dtype and the group size of ``"int4"``, ``"int4:64"`` or ``"mxfp4"``."""
-    dtype, _, size = str(weights).partition(":")
+    if not isinstance(weights, str):
+        rows = [row.name for row in known_dtypes() if row.has_scale and row.name in str(weights)]
+        raise UsageError(
+            f"a dtype for weights is named by a text, not by {weights!r}",
+            where="weights",
+            fix=f"weights={literal(rows[0] if rows else 'int8')}",
+        )
+    dtype, _, size = weights.partition(":")
     if size and (not size.isdecimal() or int(size) < 2):
         raise UsageError(
             f"{weights!r} is no dtype with a group size",
