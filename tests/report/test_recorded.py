@@ -181,6 +181,18 @@ def test_what_runs_in_float_is_all_that_the_report_says(stock: tuple[nn.Module, 
     assert Report.from_dict(report.to_dict()) == report
 
 
+def test_pooling_is_an_operator() -> None:
+    """It compares, also where what it gives are values of its input."""
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Flatten()),
+        torch.randn(1, 3, 8, 8),
+    )
+    mapping = bq.default_mapping("x86").set_object_type(nn.MaxPool2d, None)
+    report = bq.explain(model.eval(), x, backend="x86", qconfig_mapping=mapping)
+    assert [row.operator for row in report.counted] == ["Conv2d", "MaxPool2d"]
+    assert [row.operator for row in report.float_counted] == ["MaxPool2d"]
+
+
 def test_bookkeeping_is_no_operator(stock: tuple[nn.Module, Any, Any]) -> None:
     """Whatever gives a number, a size or nothing, as the captured model shows when it runs."""
     report = stock[2].report

@@ -151,3 +151,30 @@ def test_a_loaded_model_is_exported_with_integers_at_outputs_left_in_float(tmp_p
         exported = backquant.export(one, path, integer_io=True)
         assert set(exported.edges) == {"input", "output 0"}
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+FOLLOWERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "product": lambda y: y * 0.5,
+    "bounds": lambda y: nn.functional.hardtanh(y, 0, 4000),
+    "sum": lambda y: y + y,
+    "two": lambda y: torch.relu(y) * 2,
+}
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+def test_a_part_that_is_lost_is_seen_through_what_follows_the_join(follower: str) -> None:
+    keeps = FOLLOWERS[follower]
+    model = Heads(lambda one, two: keeps(_boxes_and_scores(one, two))).eval()
+    with torch.no_grad():
+        model.loud.weight[0] /= 3000
+    mapping = backquant.get_default_qconfig_mapping("tensorrt")
+    for kind in (torch.cat, torch.relu, torch.mul, torch.add, nn.functional.hardtanh):
+        mapping.set_object_type(kind, mapping.global_qconfig)
+    made = backquant.quantize(model, calibration=DATA, backend="tensorrt", qconfig_mapping=mapping)
+    assert made.record.figures.outputs["output 0, part 1 of 'cat'"] < 10
+    assert made.plan.notes[0].startswith("little is left of output 0, part 1")
+    code = made.plan.notes[0].partition("qconfig_mapping=")[2]
+    again = eval(code, {"backquant": backquant, "torch": torch})
+    made = backquant.quantize(model, calibration=DATA, backend="tensorrt", qconfig_mapping=again)
+    assert made.record.figures.outputs["output 0, part 1 of 'cat'"] > 20

@@ -69,24 +69,30 @@ def _lossy(module: fx.GraphModule, plan: Plan, measured: Measured) -> dict[str, 
     """The operators in which a part is lost. Ranges are measured only where there may be some."""
     joins = [node for node in module.graph.nodes if _shares(plan.decisions.get(node.name))]
     graph = GraphIndex(module)
-    if not any(_may_differ(graph, node, plan) for node in joins):
+    in_float = [node for node in module.graph.nodes if _joins_in_float(graph, node, plan)]
+    followers = _followers(graph, module, [*joins, *in_float])
+    if not any(is_rounded(plan.decisions.get(node.name)) for node in followers):
+        in_float = []
+    if not any(_may_differ(graph, node, plan) for node in (*joins, *in_float)):
         return {}
-    around = {value.name for node in joins for value in (node, *node.all_input_nodes)}
-    followers = _followers(graph, module, plan, joins)
-    return _Joins(joins, followers, plan, measured(module, around)).lossy()
+    around = {value.name for node in (*joins, *in_float) for value in (node, *node.all_input_nodes)}
+    return _Joins(module.graph, joins, in_float, followers, plan, measured(module, around)).lossy()
 
 
-def _followers(
-    graph: GraphIndex, module: fx.GraphModule, plan: Plan, joins: Sequence[fx.Node]
-) -> set[fx.Node]:
-    """What is rounded after joins, with each part still at its place."""
+def _joins_in_float(graph: GraphIndex, node: fx.Node, plan: Plan) -> bool:
+    key = graph.key(node)
+    known = None if key is None else find(key.op)
+    is_join = known is not None and known.name in ("cat", "stack")
+    return is_join and _outcome(plan, node) is Outcome.FLOAT
+
+
+def _followers(graph: GraphIndex, module: fx.GraphModule, joins: Sequence[fx.Node]) -> set[fx.Node]:
+    """What comes after joins, with each part still at its place."""
     found = set[fx.Node](joins)
     for node in module.graph.nodes:
-        decision, key = plan.decisions.get(node.name), graph.key(node)
+        key = graph.key(node)
         known = None if key is None else find(key.op)
-        if known is None or not known.keeps_places or found.isdisjoint(node.all_input_nodes):
-            continue
-        if decision is None or decision.quantized:
+        if known is not None and known.keeps_places and not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found.difference(joins)
 
@@ -129,14 +135,17 @@ class _Joins:
 
     def __init__(
         self,
+        graph: fx.Graph,
         joins: Sequence[fx.Node],
+        in_float: Sequence[fx.Node],
         followers: set[fx.Node],
         plan: Plan,
         ranges: Mapping[str, Range],
     ) -> None:
-        self.plan, self.ranges, self.followers = plan, ranges, followers
-        holding = followers.union(joins)
-        self.holding = [node for node in joins[0].graph.nodes if node in holding]
+        self.plan, self.ranges, self.followers, self.in_float = plan, ranges, followers, {*in_float}
+        rounded = {node for node in followers if _outcome(plan, node) is not Outcome.FLOAT}
+        holding = rounded.union(joins)
+        self.holding = [node for node in graph.nodes if node in holding]
         self.narrowing = {node for node in joins if self._loss(node, [node]) is not None}
         self.kept = set[fx.Node]()
         for node in reversed(self.holding):
@@ -156,6 +165,7 @@ class _Joins:
         for node in self.holding:
             inputs = node.all_input_nodes
             lost_before = [found[value.name] for value in inputs if value.name in found]
+            lost_before += self._lost_of_float(node)
             unrounded = lost_before or any(
                 _outcome(self.plan, value) is not Outcome.QUANTIZED for value in inputs
             )
@@ -170,11 +180,31 @@ class _Joins:
                 found[node.name] = loss
         return found
 
-    def _loss(self, node: fx.Node, parts: Sequence[fx.Node]) -> _Loss | None:
-        """What loses most, of ``parts``, in one scale for what ``node`` reads and gives."""
+    def _lost_of_float(self, node: fx.Node) -> list[_Loss]:
+        """What one scale for ``node`` takes from parts that were joined in float."""
+        asked = self.plan.decisions[node.name].asked_activation
+        remaining, found, seen = list(node.all_input_nodes), list[_Loss](), set[fx.Node]()
+        while remaining:
+            value = remaining.pop()
+            if value in seen or _outcome(self.plan, value) is not Outcome.FLOAT:
+                continue
+            seen.add(value)
+            if value in self.followers:
+                remaining += value.all_input_nodes
+            elif value in self.in_float and (
+                loss := self._loss(value, value.all_input_nodes, asked)
+            ):
+                found.append(loss)
+        return found
+
+    def _loss(
+        self, node: fx.Node, parts: Sequence[fx.Node], asked: TensorRequest | None = None
+    ) -> _Loss | None:
+        """What loses most, of ``parts``, in one scale for what ``node`` reads and gives. ``asked``: of what
+        rounds that; default: of ``node``."""
         around = (node, *node.all_input_nodes)
         seen = [self.ranges[value.name] for value in around if value.name in self.ranges]
-        asked = self.plan.decisions[node.name].asked_activation
+        asked = asked or self.plan.decisions[node.name].asked_activation
         if not seen or asked is None:
             return None
         shared = min(low for low, _ in seen), max(high for _, high in seen)

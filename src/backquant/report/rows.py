@@ -26,7 +26,7 @@ from torch import fx, nn
 from backquant.convert import ReferenceModel
 from backquant.dtypes import ObservedQParams, dtype_name
 from backquant.figures import Figures
-from backquant.operators import moves_values
+from backquant.operators import find, moves_values
 from backquant.prepare import SiteTable
 
 _FLOAT_KERNELS = frozenset(
@@ -300,11 +300,14 @@ class ReportedGraph:
 
 
 def _moves(node: fx.Node, module: fx.GraphModule) -> bool:
-    """Whether a node is bookkeeping: it gives values of its inputs, or their negatives."""
-    if node.op == "call_module":
-        return moves_values(type(module.get_submodule(str(node.target))))
-    known = node.target in _NO_OPERATOR or getattr(node.target, "_opname", "") == "neg"
-    return known or moves_values(node.target)
+    """Whether a node is bookkeeping: it gives values of its inputs, or their negatives. Pooling compares
+    them before."""
+    is_module = node.op == "call_module"
+    target = type(module.get_submodule(str(node.target))) if is_module else node.target
+    if target in _NO_OPERATOR or getattr(target, "_opname", "") == "neg":
+        return True
+    known = find(target)
+    return moves_values(target) and (known is None or known.family != "pooling")
 
 
 def _inputs(node: fx.Node, operators: Collection[str]) -> tuple[str, ...]:
