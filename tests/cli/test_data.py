@@ -41,7 +41,8 @@ def test_each_kind_of_file_gives_the_same_batches(here: Path) -> None:
     np.save("folder/x.npy", X)
     np.save("folder/y.npy", X + 1)
     (here / "folder" / "README").write_text("not an array")
-    for name in ("a.npz", "a.safetensors", "folder"):
+    torch.save({"x": torch.from_numpy(X), "y": torch.from_numpy(X + 1)}, "a.pt")
+    for name in ("a.npz", "a.safetensors", "a.pt", "folder"):
         batches = load_data(name, Two(), 2)
         assert isinstance(batches, Batches) and len(batches) == 3 and batches.samples == 5
         for _ in range(2):  # it can be read again
@@ -62,6 +63,25 @@ def test_a_single_array_may_call_itself_anything(here: Path) -> None:
     assert isinstance(batch, tuple) and torch.equal(batch[0], torch.from_numpy(X))
     [named] = load_data("a.npz", Many(), 8)
     assert set(named) == {"images"}
+
+
+def test_batches_that_torch_saved(here: Path) -> None:
+    batches = [(torch.from_numpy(X), torch.from_numpy(X + 1)), (torch.from_numpy(X),)]
+    torch.save(batches, "all.pt")
+    (here / "folder").mkdir()
+    for place, batch in enumerate(batches):
+        torch.save(batch, f"folder/{place}.pt")
+    for name in ("all.pt", "folder"):
+        read = list(load_data(name, Two(), 2))
+        assert [len(batch) for batch in read] == [2, 1]
+        assert torch.equal(read[0][1], torch.from_numpy(X + 1))
+
+
+def test_one_array_in_a_file(here: Path) -> None:
+    np.save("images.npy", X)
+    torch.save(torch.from_numpy(X), "images.pt")
+    for name in ("images.npy", "images.pt"):
+        assert [len(batch) for (batch,) in load_data(name, Two(), 2)] == [2, 2, 1]
 
 
 def test_keyword_only_arguments(here: Path) -> None:
@@ -115,6 +135,9 @@ def bad_files(here: Path) -> None:
     (here / "text.npz").write_text("not a zip")
     (here / "text.safetensors").write_text("not safetensors at all")
     (here / "images.csv").write_text("1,2")
+    torch.save(nn.Linear(1, 1), "objects.pt")
+    (here / "text.pt").write_text("not torch's")
+    torch.save({"x": [1, 2]}, "lists.pt")
     (here / "folder").mkdir()
 
 
@@ -134,6 +157,9 @@ BAD = {
     "text": "text.npz",
     "text-safetensors": "text.safetensors",
     "csv": "images.csv",
+    "objects-pt": "objects.pt",
+    "text-pt": "text.pt",
+    "lists-pt": "lists.pt",
     "empty-folder": "folder",
 }
 
@@ -157,7 +183,7 @@ def _written(*_: object) -> None:
 
 
 BY_HAND = {
-    "give an .npz": _written,
+    "give a file": _written,
     "save plain arrays": _written,
     "name a list": lambda *_: load_data("zoo:BATCHES", Two(), 2),
     "it has: ": lambda *_: load_data("zoo:PAIR", Two(), 2),

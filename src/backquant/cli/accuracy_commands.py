@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backquant.cli.console import DONE, NO, emit, guarded, only_answers, stop
-from backquant.cli.model_commands import Allow, Html, Inputs, Json, Model, Timeout, save_page
+from backquant.cli.model_commands import DATA, Allow, Html, Inputs, Json, Model, Timeout, save_page
 from backquant.errors import UsageError
 
 if TYPE_CHECKING:
     pass
 Data = Annotated[
     str,
-    typer.Option(
-        "--data", "-d", help=".npz, .safetensors, folder of .npy files, or module:iterable."
-    ),
+    typer.Option("--data", "-d", help=DATA),
 ]
 BatchSize = Annotated[
     int, typer.Option("--batch-size", min=1, help="Samples per batch, for files of arrays.")

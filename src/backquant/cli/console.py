@@ -7,8 +7,6 @@ error ``{"error": {…}}``). Progress, remarks and messages of errors go to stan
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -48,6 +46,8 @@ def print_parts(target: Console, *shown: object) -> None:
 def emit(*shown: object, as_json: bool, data: Any) -> None:
     """Print ``data`` as JSON, or what a person reads, on standard output: documents, their parts, texts."""
     if as_json:
+        import json
+
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
         print_parts(console(), *shown)
@@ -86,6 +86,8 @@ def only_answers() -> Iterator[None]:
     finally:
         sys.stdout.flush()
         if os.name == "posix":
+            import ctypes
+
             ctypes.CDLL(None).fflush(None)
         os.dup2(kept, 1)
         os.close(kept)
@@ -116,6 +118,8 @@ def guarded(*, as_json: bool = False) -> Iterator[None]:
         _say(f"error: {error}", "red")
         if as_json:
             kind = type(error).__name__
+            import json
+
             parts = {"kind": kind, "what": error.what, "where": error.where, "fix": error.fix}
             print(json.dumps({"error": parts}, indent=2))
         raise typer.Exit(NO if isinstance(error, CoverageError) else USAGE) from error

@@ -1,17 +1,20 @@
-"""``--data`` on the command line: .npz, .safetensors, a folder of .npy files, or ``module:iterable``.
+"""``--data`` on the command line: arrays in files, batches in files, or ``module:iterable``.
 
-1. In files, axis 0 counts samples, and an array's name is the argument of ``forward`` that it is for.
+1. In .npz, .npy, .safetensors and a folder of .npy files, axis 0 counts samples, and an array's name is the
+   argument of ``forward`` that it is for; so it is in a .pt file of one tensor, or of a dict of tensors.
 2. Arrays named ``arr_0``, ``arr_1``, … (``numpy.savez`` without names) are positional arguments, and a
    single array may call itself anything.
 3. ``module:iterable`` is an iterable of batches (a list, a ``DataLoader``), or a function that returns
    one; its batches are taken as they are.
-4. float64 arrays (numpy's default) are read as float32 for a model that has no float64 parameters.
+4. A .pt file of a list holds batches, and each .pt file of a folder one. They are read as plain tensors.
+5. float64 arrays (numpy's default) are read as float32 for a model that has no float64 parameters.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,7 +32,11 @@ from backquant.cli.models import call, import_object
 from backquant.errors import UsageError
 
 Array = Any  # numpy.ndarray or torch.Tensor
-_FIX = "give an .npz or .safetensors file, a folder of .npy files, or module:iterable"
+_FIX = (
+    "give a file (.npz, .npy, .pt, .safetensors), a folder of .npy or .pt files, or module:iterable"
+)
+_NOT_READ = (ValueError, TypeError, OSError, EOFError, RuntimeError, BadZipFile, SafetensorError)
+_NOT_READ += (pickle.UnpicklingError,)
 _POSITIONAL = re.compile(r"arr_(\d+)")
 
 
@@ -98,7 +105,8 @@ def load_data(text: str, model: nn.Module, batch_size: int) -> Iterable[Any]:
     """
     path = Path(text)
     if path.exists():
-        return _bind(_read(path), path, model, batch_size)
+        found = _read(path)
+        return _bind(found, path, model, batch_size) if isinstance(found, dict) else found
     if re.fullmatch(r"[\w.]+:[\w.]+", text):
         return _iterable(text)
     raise UsageError(f"there is no file or folder {text!r}", where="--data", fix=_FIX)
@@ -122,15 +130,24 @@ def _is_set(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, type) and not one_batch
 
 
-def _read(path: Path) -> dict[str, Array]:
-    """The arrays of a file by name, as numpy arrays or tensors of supported dtypes."""
+def _read(path: Path) -> dict[str, Array] | list[Any]:
+    """The arrays of a file by name, as numpy arrays or tensors of supported dtypes; or batches (rule 4)."""
     try:
         if path.is_dir():
+            if batches := sorted(path.glob("*.pt")):
+                return list(map(_saved, batches))
             files = sorted(path.glob("*.npy"))
             arrays = {p.stem: np.load(p, mmap_mode="r", allow_pickle=False) for p in files}
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
+        elif path.suffix == ".npy":
+            arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False)}
+        elif path.suffix in (".pt", ".pth"):
+            saved = _saved(path)
+            if isinstance(saved, list | tuple):
+                return list(saved)
+            arrays = dict(saved) if isinstance(saved, Mapping) else {path.stem: saved}
         elif path.suffix == ".safetensors":
             arrays = dict(load_file(path))
         else:
@@ -139,7 +156,7 @@ def _read(path: Path) -> dict[str, Array]:
             _tensor(array[:0] if array.ndim else array)  # TypeError: torch has no such dtype
     except UsageError:
         raise
-    except (ValueError, TypeError, OSError, EOFError, BadZipFile, SafetensorError) as error:
+    except (*_NOT_READ, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(
             f"{path} cannot be read: {reason}",
@@ -147,6 +164,10 @@ def _read(path: Path) -> dict[str, Array]:
             fix="save plain arrays of numbers: numpy.savez(path, x=images)",
         ) from error
     return arrays
+
+
+def _saved(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _bind(arrays: dict[str, Array], path: Path, model: nn.Module, batch_size: int) -> Iterable[Any]:

@@ -11,7 +11,6 @@ import typer
 
 from backquant.cli.console import emit, guarded, note
 from backquant.errors import UsageError
-from backquant.files import is_folder, write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,6 +31,7 @@ class Page(Protocol):
     def to_html(self) -> str: ...
 
 
+DATA = ".npz, .npy, .pt, .safetensors, a folder of .npy or .pt files, or module:iterable."
 Model = Annotated[
     str,
     typer.Argument(
@@ -134,7 +134,7 @@ def quantize(
         typer.Option(
             "--data",
             "-d",
-            help=".npz, .safetensors, folder of .npy files, or module:iterable. Not needed with --weights.",
+            help=f"{DATA} Not needed with --weights.",
         ),
     ] = None,
     backend: Annotated[
@@ -351,6 +351,8 @@ def _check_operators(
 
 def _check_output(output: Path, force: bool) -> None:
     """Refuse before minutes of work what ``save`` would refuse after them."""
+    from backquant.files import is_folder
+
     if is_folder(output) or not is_folder(output.parent):
         what = (
             f"{output} is a folder" if is_folder(output) else f"there is no folder {output.parent}"
@@ -385,6 +387,8 @@ def save_page(report: Page, html: Path | None) -> None:
     """Write what ``--html`` asks for. Raises ``UsageError`` where it cannot be written."""
     if html is None:
         return
+    from backquant.files import is_folder, write_text
+
     if is_folder(html):
         raise UsageError(
             f"{html} is a folder", where="--html", fix=f"--html {html / 'report.html'}"

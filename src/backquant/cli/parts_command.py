@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from backquant.cli.console import DONE, NO, console, emit, guarded, note, stop
-from backquant.cli.model_commands import Allow, BatchSize, Json, Model, Recipe, Slower
+from backquant.cli.model_commands import DATA, Allow, BatchSize, Json, Model, Recipe, Slower
 from backquant.errors import UsageError
-from backquant.files import is_folder
 
 
 def quantize_parts(
@@ -24,9 +23,7 @@ def quantize_parts(
     ],
     data: Annotated[
         str,
-        typer.Option(
-            "--data", "-d", help=".npz, .safetensors, folder of .npy files, or module:iterable."
-        ),
+        typer.Option("--data", "-d", help=DATA),
     ],
     backend: Annotated[str, typer.Option("--backend", "-b", help="Name or file.")] = "x86",
     part: Annotated[
@@ -46,6 +43,7 @@ def quantize_parts(
     import backquant
     from backquant.cli.data import load_data
     from backquant.cli.models import load_model, sound_backend
+    from backquant.files import is_folder
 
     with guarded(as_json=as_json):
         if os.path.lexists(output) or not is_folder(output.parent):

@@ -71,7 +71,7 @@ def _lossy(module: fx.GraphModule, plan: Plan, measured: Measured) -> dict[str, 
     graph = GraphIndex(module)
     in_float = [node for node in module.graph.nodes if _joins_in_float(graph, node, plan)]
     followers = _followers(graph, module, [*joins, *in_float])
-    if not any(is_rounded(plan.decisions.get(node.name)) for node in followers):
+    if not joins and not any(is_rounded(plan.decisions.get(node.name)) for node in followers):
         in_float = []
     if not any(_may_differ(graph, node, plan) for node in (*joins, *in_float)):
         return {}
