@@ -226,7 +226,7 @@ BY_HAND = {
         lambda _, n: _done(n, "explain", "zoo:make", "--inputs", IMAGE),
     ),
     "check the path": lambda _, n: _done(n, *quantize()) or _done(n, "inspect", "out.bq"),
-    "give an .npz": lambda _, n: _done(n, *quantize()),
+    "give a file": lambda _, n: _done(n, *quantize()),
     "--data batches.npz": lambda _, n: _done(n, *quantize()),
     "require=0.9": lambda _, n: _done(n, *quantize("--require", "0.9")),
     "mkdir -p deep": lambda _, n: Path("deep").mkdir() or _done(n, *quantize("-o", "deep/out.bq")),
