@@ -35,8 +35,8 @@ Array = Any  # numpy.ndarray or torch.Tensor
 _FIX = (
     "give a file (.npz, .npy, .pt, .safetensors), a folder of .npy or .pt files, or module:iterable"
 )
-_NOT_READ = (ValueError, TypeError, OSError, EOFError, RuntimeError, BadZipFile, SafetensorError)
-_NOT_READ += (pickle.UnpicklingError,)
+_OF_FILES = (OSError, EOFError, BadZipFile, SafetensorError, pickle.UnpicklingError)
+_OF_VALUES = (ValueError, TypeError, AttributeError, RuntimeError)
 _POSITIONAL = re.compile(r"arr_(\d+)")
 
 
@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Array] | list[Any]:
             _tensor(array[:0] if array.ndim else array)  # TypeError: torch has no such dtype
     except UsageError:
         raise
-    except (*_NOT_READ, AttributeError) as error:
+    except (*_OF_FILES, *_OF_VALUES) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(
             f"{path} cannot be read: {reason}",

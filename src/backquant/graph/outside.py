@@ -34,8 +34,8 @@ _CALLS = 16
 _NOISE = 1e-9  # of the power of an output: what threads that add in another order leave
 #: The generators that all code shares.
 GENERATORS: dict[str, Any] = {
-    "Python's random": random.getstate.__self__,
-    "numpy.random": np.random.get_state.__self__,
+    "Python's random": vars(random)["_inst"],
+    "numpy.random": vars(np.random.mtrand)["_rand"],
 }
 
 
