@@ -166,8 +166,8 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("no_entry", {"entries": ["torch.nn.Convv2d"]}),
-        ("no_engine", {"engine": "x68"}),
+        ("no_entry", {"entries": ["torch.nn.Convv2d"], "rounds": 1, "jobs": 0}),
+        ("no_engine", {"engine": "x68", "entries": ["torch.nn.ReLU"], "rounds": 1, "jobs": 0}),
         ("no_module", {"engine": "nobody_here:ENGINE"}),
         ("no_engine_object", {"engine": Path()}),
     ],

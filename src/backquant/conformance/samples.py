@@ -339,20 +339,26 @@ def variants(operator: Operator, values: Iterable[Any]) -> Iterator[Sample]:
 
 
 def _fits(operator: Operator, sample: Sample) -> bool:
-    return max(_sizes(operator, sample)) <= _MOST
+    return all(size <= _MOST for size in _sizes(operator, sample))
 
 
-def _sizes(operator: Operator, sample: Sample) -> list[int]:
+def _sizes(operator: Operator, sample: Sample) -> Iterator[int]:
     """Elements of what a use reads and, as far as they are known without memory, of weights and results."""
-    found = [math.prod(shape) for shape in sample.shapes]
-    found += [math.prod(item.shape) for item in sample.call if isinstance(item, Weight)]
+    yield from (math.prod(shape) for shape in sample.shapes)
+    yield from (math.prod(item.shape) for item in sample.call if isinstance(item, Weight))
+    try:  # whoever builds it asks the float operator
+        with torch.device("meta"):
+            module = operator.modules[0](*sample.module_args, **sample.module_kwargs)
+    except Exception:
+        return
+    yield sum(weight.numel() for weight in module.parameters())
+    if operator.family == "recurrent":  # a row for each row that is read; PyTorch's takes long without memory
+        return
     dtype = torch.float if sample.integers is None else torch.long
-    with suppress(Exception), torch.device("meta"):  # whoever builds it asks the float operator
-        module = operator.modules[0](*sample.module_args, **sample.module_kwargs)
-        found.append(sum(weight.numel() for weight in module.parameters()))
+    results: Any = ()
+    with suppress(Exception), torch.device("meta"):
         results = module(*(torch.empty(shape, dtype=dtype) for shape in sample.shapes))
-        found += [each.numel() for each in tree_leaves(results) if isinstance(each, torch.Tensor)]
-    return found
+    yield from (each.numel() for each in tree_leaves(results) if isinstance(each, torch.Tensor))
 
 
 def _changed(operator: Operator, wanted: Sequence[Any]) -> Iterator[Sample]:
