@@ -110,6 +110,11 @@ class ReasonCode(str, Enum):
         "a bias that would be rounded to products whose step, as measured, is coarser than supported",
         "smaller scales of the input or the weight, or a layer without a bias; else it stays float",
     )
+    BIAS_RANGE = (
+        "bias-range",
+        "a bias that, counted in steps of its scale as measured, is beyond its integers",
+        "a dtype config with a wider bias_dtype, or a layer without a bias; else it stays float",
+    )
     ZERO_POINT = (
         "zero-point",
         "values were measured that the fixed zero point has no room for",
@@ -218,7 +223,6 @@ class ReasonCode(str, Enum):
     )
     WEIGHT_GRANULARITY = "weight-granularity", "the kernel has one scale per weight", _OBSERVER
     WEIGHT_ZERO_POINT = "weight-zero-point", "the kernel takes symmetric weights only", _OBSERVER
-    PER_CHANNEL = "per-channel", "numbers of its own per channel, such as slopes", _REWRITE
     SCALE = "scale", "the weight's scales are not what the kernel takes", _OBSERVER
     EPS = "eps", "scales may get smaller than the kernel's", _OBSERVER
     OTHER_QPARAMS = (
@@ -236,7 +240,6 @@ class ReasonCode(str, Enum):
     PADDING = "padding", "a padding that the kernel does not take", _REWRITE
     PADDING_MODE = "padding-mode", "the kernel pads with zeros only", 'padding_mode="zeros"'
     PADDING_IDX = "padding-idx", "the kernel has no `padding_idx`", _REWRITE
-    GEOMETRY = "geometry", "sizes that the kernel does not take", _REWRITE
     MAX_NORM = "max-norm", "the kernel has no `max_norm`", _REWRITE
     MODE = "mode", "a mode that the kernel does not have", _REWRITE
     RETURN_INDICES = "return-indices", "the kernel gives no indices", "return_indices=False"

@@ -352,7 +352,9 @@ def _sizes(operator: Operator, sample: Sample) -> Iterator[int]:
     except Exception:
         return
     yield sum(weight.numel() for weight in module.parameters())
-    if operator.family == "recurrent":  # a row for each row that is read; PyTorch's takes long without memory
+    if (
+        operator.family == "recurrent"
+    ):  # a row for each row that is read; PyTorch's takes long without memory
         return
     dtype = torch.float if sample.integers is None else torch.long
     results: Any = ()

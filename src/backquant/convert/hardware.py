@@ -34,6 +34,8 @@ from backquant.prepare import Role
 #    each call the dtype is handed on.
 # 6. ``requantization_ratio``: weights get the scale next above that makes input × weight / output what is
 #    demanded; ``hardware_ratios`` has raised the output's before.
+# 7. Before all of these, a weight gets no smaller scale than one by which the bias fits the integers that it
+#    is added in (``weight_floors``): a channel of next to no weight beside a bias would saturate, or wrap.
 #
 # An affine zero point moves with the scale, so that the lower end of the range stays; one of a symmetric
 # scheme does not. What several operators demand of a value that they share is met one after the other.
@@ -87,12 +89,41 @@ def weight_maker(work: Conversion, match: Match) -> WeightMaker | None:
     config = chosen_config(work, match)
     demand = None if config is None else config.weight_dtype_with_constraints
     unit = work.ratio_units.get(match.anchor)
+    floor = work.weight_floors.get(str(work.nodes[match.root].target))
+    made: WeightMaker | None = None
+    if floor is not None:
+        made = partial(_with_room, floor=floor)
     if config is None or demand is None or not (demand.produces_scales or unit is not None):
-        return None
-    made = partial(produced_dict, demand=demand)
+        return made
+    made = partial(_then, first=made, second=partial(produced_dict, demand=demand))
     if unit is None or config.requantization_ratio is None:
         return made
     return partial(_in_ratio, made=made, ratio=config.requantization_ratio, unit=unit.of_weight)
+
+
+def _then(
+    qparams: dict[str, Any], first: WeightMaker | None, second: WeightMaker
+) -> dict[str, Any]:
+    return second(qparams if first is None else first(qparams))
+
+
+def _with_room(qparams: dict[str, Any], floor: torch.Tensor) -> dict[str, Any]:
+    if "scale" not in qparams:  # several weights, by their names
+        return qparams
+    return {**qparams, "scale": at_least(torch.as_tensor(qparams["scale"]), floor)}
+
+
+def at_least(scale: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Rule 7: the scales of a weight, of a tensor or of each channel, where none is below ``floor``, which
+    has one for each channel that comes out. Scales of groups and blocks are as they were.
+
+    >>> at_least(torch.tensor([1e-7, 0.5]), torch.tensor([1e-5, 1e-5]))
+    tensor([1.0000e-05, 5.0000e-01])
+    """
+    if floor.numel() % scale.numel():
+        return scale
+    least = floor.reshape(-1, scale.numel()).amax(0)  # a transposed convolution's: of each group
+    return torch.maximum(scale, least.to(scale).reshape(scale.shape))
 
 
 def _in_ratio(

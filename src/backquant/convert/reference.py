@@ -33,7 +33,13 @@ from backquant.convert.interface import (
     measured_outputs,
     plain_qparams,
 )
-from backquant.convert.scales import convert_activations, measured_scales, qparams_keys, ratio_units
+from backquant.convert.scales import (
+    convert_activations,
+    measured_scales,
+    qparams_keys,
+    ratio_units,
+    weight_floors,
+)
 from backquant.convert.state import Conversion, ConvertRequest, ReferenceModel, reference_state
 from backquant.convert.weights import (
     convert_functional_weights,
@@ -296,6 +302,7 @@ def _converted(
     work.measured = run_pass(_measure_groups, prepared, work)
     work.qparams = work.measured
     work.qparams = run_pass(hardware_scales, work)
+    work.weight_floors = run_pass(weight_floors, work)
     work.ratio_units = run_pass(ratio_units, work)
     scales = run_pass(measured_scales, work)
     work.plan = recheck(work.plan.refuse(request.in_float.values()), scales)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,23 +14,32 @@ from backquant.backend_config.dtypes import Ratio
 from backquant.convert.contracts import activations_are_quantized, needed_are_measured
 from backquant.convert.dialects import DIALECTS, Writer
 from backquant.convert.fold import Constants
-from backquant.convert.hardware import biases_of, chosen_config, ratio_scale
+from backquant.convert.hardware import (
+    Scales,
+    at_least,
+    biases_of,
+    chosen_config,
+    ratio_scale,
+    scales_by_node,
+)
 from backquant.convert.state import Conversion, RatioUnit
 from backquant.convert.weights import weight_scales, without_training
 from backquant.dtypes import ObservedQParams
 from backquant.graph import contract, get_module
 from backquant.match.plan import Match
-from backquant.match.scale_rules import MeasuredScales
+from backquant.match.scale_rules import MeasuredScales, bias_limit
 from backquant.observe import is_fixed_qparams
 from backquant.prepare import Role, Site
 from backquant.prepare.record import QParamsKey
+
+_WIDE = float(1 << 29)
 
 
 def measured_scales(work: Conversion) -> list[MeasuredScales]:
     """The scales at every match that the plan has a question about (``Plan.predicates``)."""
     constrained = {predicate.node for predicate in work.plan.predicates}
     asked = {(predicate.node, predicate.role) for predicate in work.plan.predicates}
-    of_weight = {node for node, role in asked if role in ("weight", "ratio", "bias step")}
+    of_weight = {node for node, role in asked if role in ("weight", "ratio", "bias step", "bias")}
     matches = [match for match in work.plan.matches if match.anchor in constrained]
     found: dict[tuple[str, str], list[float]] = {}
     anchors_by_root: dict[str, list[str]] = {}
@@ -56,6 +65,8 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
     for match in matches:
         if (match.anchor, "bias step") in asked:
             found[match.anchor, "bias step"] = bias_steps(work, match, found)
+        if (match.anchor, "bias") in asked:
+            found[match.anchor, "bias"] = _bias_integers(work, match, found)
     return [
         MeasuredScales(*place, tuple(scales), tuple(ranges.get(place, ())))
         for place, scales in found.items()
@@ -82,7 +93,7 @@ def _scales(found: ObservedQParams) -> list[float]:
     return [] if found.scale is None else [float(s) for s in found.scale.flatten()]
 
 
-# The step of integer biases, counted in steps of the output: input scale × weight scale / output scale.
+# Integer biases: their step, counted in steps of the output, and how many of their own steps they have.
 
 
 def bias_steps(
@@ -93,38 +104,111 @@ def bias_steps(
     Empty without a bias, where a scale is not known, and where an activation has several scales. If the
     bias is computed in the graph, all channels count.
     """
-    inputs, outputs = (set(scales.get((match.anchor, role), ())) for role in ("input", "output"))
-    weights = list(scales.get((match.anchor, "weight"), ()))
-    if len(inputs) != 1 or len(outputs) != 1 or not weights:
-        return []
-    given, output = inputs.pop(), outputs.pop()
-    steps = torch.tensor(weights, dtype=torch.float64) * given / output
+    steps, output = _products(match, scales), _only(scales.get((match.anchor, "output"), ()))
     root = work.nodes[match.root]
+    if steps is None or output is None or not _has_bias(work, root):
+        return []
+    bias, steps = _bias(work, root), steps / output
+    if bias is not None and (steps.numel() == 1 or bias.numel() % steps.numel()):
+        return steps.tolist() if bool((bias != 0).any()) else []
+    if bias is not None:  # a transposed convolution has the same steps in each group
+        steps = steps.repeat(bias.numel() // steps.numel())[bias.flatten() != 0]
+    found: list[float] = steps.tolist()
+    return found
+
+
+def _bias_integers(
+    work: Conversion, match: Match, scales: Mapping[tuple[str, str], Sequence[float]]
+) -> list[float]:
+    """The absolute bias of each channel in steps of its scale, where both are known."""
+    config, bias = chosen_config(work, match), _bias(work, work.nodes[match.root])
+    if config is None or bias is None:
+        return []
+    if config.bias_scale == "output":
+        output = _only(scales.get((match.anchor, "output"), ()))
+        steps = None if output is None else torch.tensor([output], dtype=torch.float64)
+    else:
+        steps = _products(match, scales)
+    if steps is None or bias.numel() % steps.numel():
+        return []
+    found: list[float] = (bias.abs() / steps.repeat(bias.numel() // steps.numel())).tolist()
+    return found
+
+
+def _products(
+    match: Match, scales: Mapping[tuple[str, str], Sequence[float]]
+) -> torch.Tensor | None:
+    """Input × weight scale, of the tensor or of each channel."""
+    one, weights = (scales.get((match.anchor, role), ()) for role in ("input", "weight"))
+    given = _only(one)
+    if given is None or not weights:
+        return None
+    return torch.tensor(list(weights), dtype=torch.float64) * given
+
+
+def _only(scales: Iterable[float]) -> float | None:
+    known = set(scales)
+    return known.pop() if len(known) == 1 else None
+
+
+def _has_bias(work: Conversion, root: fx.Node) -> bool:
+    return _bias(work, root) is not None or any(True for _ in biases_of(work, root))
+
+
+def _bias(work: Conversion, root: fx.Node) -> torch.Tensor | None:
+    """What an operator adds when it no longer trains (float64, flat); ``None`` where it is computed."""
     if root.op == "call_module":
-        bias = _of_module(get_module(work.module, str(root.target)))
-        return [] if bias is None else _beside(bias, steps)
-    found: list[float] = []
-    for node in biases_of(work, root):
-        bias = Constants(work.module).tensor(node) if node.op == "get_attr" else None
-        found += steps.tolist() if bias is None else _beside(bias, steps)
-    return found
+        path = str(root.target)
+        bias = work.biases.get(path)
+        if bias is None:
+            plain = without_training(get_module(work.module, path))
+            part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
+            bias = getattr(part, "bias", None)
+    else:
+        read = (node for node in biases_of(work, root) if node.op == "get_attr")
+        bias = next((Constants(work.module).tensor(node) for node in read), None)
+    known = isinstance(bias, torch.Tensor)
+    return bias.detach().cpu().double().flatten() if known else None
 
 
-def _of_module(trained: nn.Module) -> torch.Tensor | None:
-    plain = without_training(trained)
-    part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
-    bias = getattr(part, "bias", None)
-    return bias if isinstance(bias, torch.Tensor) else None
+# The least scales of weights by which biases fit: rule 7 of ``hardware``.
 
 
-def _beside(bias: torch.Tensor, steps: torch.Tensor) -> list[float]:
-    """The steps of channels whose bias is not 0. In a transposed convolution each group has the same
-    steps."""
-    if steps.numel() == 1 or bias.numel() % steps.numel():
-        return steps.tolist() if bool((bias.detach() != 0).any()) else []
-    each = steps.repeat(bias.numel() // steps.numel())
-    found: list[float] = each[bias.detach().flatten().cpu() != 0].tolist()
-    return found
+def weight_floors(work: Conversion) -> dict[str, torch.Tensor]:
+    """The least scales of the weight of each module with a bias, by its path (float64, one for each channel
+    that comes out), so that the bias fits; ``work.qparams`` is changed to suit for weights of functions.
+
+    Runtimes add biases as integers of input × weight scale, whatever a description says of them. Where these
+    have 32 bits, only channels of next to no weight need larger scales, and their products are far below a
+    step of the result. For narrower biases weights would be lost: the plan refuses those that do not fit
+    (``bias-range``).
+    """
+    scales, found = scales_by_node(work), dict(work.qparams)
+    groups = {
+        reader: site.group
+        for site in work.prepared.sites.sites
+        if site.role is Role.WEIGHT
+        for reader in site.readers
+    }
+    of_modules: dict[str, torch.Tensor] = {}  # all calls of one share its weight
+    for match in work.plan.matches:
+        config, given = chosen_config(work, match), _only(scales.get(match.root, Scales()).inputs)
+        if config is None or given is None or config.bias_scale == "output":
+            continue
+        root, limit = work.nodes[match.root], bias_limit(config.bias_dtype)
+        bias = _bias(work, root) if limit >= _WIDE else None
+        if bias is None:
+            continue
+        floor = bias.abs() / (limit * given)
+        if root.op == "call_module":
+            path = str(root.target)
+            of_modules[path] = torch.maximum(of_modules.get(path, floor), floor)
+        elif (group := groups.get(match.root)) is not None:
+            scale = found[group].scale
+            raised = None if scale is None else at_least(scale, floor)
+            found[group] = replace(found[group], scale=raised)
+    work.qparams = found
+    return of_modules
 
 
 # Changes scales until input × weight / output scale is within the description's ``requantization_ratio``.

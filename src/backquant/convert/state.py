@@ -122,6 +122,9 @@ class Conversion:
     )  # before they are moved to scales that the hardware has
     nodes: dict[str, fx.Node] = field(default_factory=dict)  # by their name in the prepared graph
     ratio_units: Mapping[str, RatioUnit] = field(default_factory=dict)  # by the anchor of the match
+    weight_floors: Mapping[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # by the path of a module
     # chosen by a recipe, by path of the module
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     biases: Mapping[str, torch.Tensor] = field(default_factory=dict)

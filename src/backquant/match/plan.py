@@ -287,11 +287,12 @@ class Predicate:
     ``rule`` is ``"scale-max"`` or ``"scale-set"`` (every scale is at most ``bound``),
     ``"power-of-two-scale"``, ``"requantization-ratio"`` (each is at most ``bound``, at least ``-bound`` of a
     negative one, a power of two where it is None), ``"bias-step"`` (each beside a bias is at most ``bound``),
+    ``"bias-range"`` (no bias has more than ``bound`` steps),
     or ``"zero-point"`` (``bound`` is the sign of the only values with room).
     """
 
     node: str  # anchor of the match
-    role: str  # "input", "output", "weight"; "ratio", "bias step": input × weight / output
+    role: str  # "input", "output", "weight"; "ratio", "bias step": input × weight / output; "bias": in steps
     rule: str
     bound: float | None
     admitted: str

@@ -239,6 +239,29 @@ def bias_step_demand(bound: float) -> ScaleDemand:
     return ScaleDemand("bias step", ReasonCode.BIAS_STEP, bound, bias_step_text(bound))
 
 
+def bias_range_demand(dtype: torch.dtype | None) -> ScaleDemand:
+    """The constraint on the integers of the bias.
+
+    >>> bias_range_demand(torch.int8).admitted
+    'a bias of at most 127 steps'
+    """
+    high = bias_limit(dtype)
+    return ScaleDemand("bias", ReasonCode.BIAS_RANGE, high, f"a bias of at most {high:.0f} steps")
+
+
+def bias_limit(dtype: torch.dtype | None) -> float:
+    """The largest integer of a bias: half of the range where the sums that it is added to have as many bits.
+    Of 64 bits accelerators have 40; where a description says nothing, there are 32.
+
+    >>> bias_limit(torch.int8), bias_limit(torch.int32) == bias_limit(None) == 2**30 - 1
+    (127.0, True)
+    """
+    if dtype == torch.int64:
+        return float((1 << 38) - 1)
+    high = (integer_range(dtype) or integer_range(torch.int32) or (0, 0))[1]
+    return float(high if high < 1 << 30 else high >> 1)
+
+
 def _one_sided(request: TensorRequest, demand: DTypeWithConstraints) -> tuple[float, str] | None:
     """The sign of the values that can be represented with a fixed zero point at one end, and the same in
     words."""
@@ -302,6 +325,9 @@ def _broken(predicate: Predicate, found: MeasuredScales) -> Reason | None:
         asked = _wrong_ratio(found, bound)
     elif predicate.rule == ReasonCode.BIAS_STEP:
         asked = _coarse_bias(found, bound or 0.0)
+    elif predicate.rule == ReasonCode.BIAS_RANGE:
+        largest = max(found.scales)
+        asked = f"a bias of {largest:.0f} steps" if largest > (bound or 0.0) else ""
     elif predicate.rule in (ReasonCode.SCALE_MAX, ReasonCode.SCALE_SET):
         asked = _largest(s for s in found.scales if bound is not None and s > bound * _SLACK)
     else:
@@ -318,7 +344,7 @@ def _broken(predicate: Predicate, found: MeasuredScales) -> Reason | None:
 
 
 def _named(predicate: Predicate, text: str) -> str:
-    return text if predicate.role in ("ratio", "bias step") else f"{predicate.role} {text}"
+    return text if predicate.role in ("ratio", "bias step", "bias") else f"{predicate.role} {text}"
 
 
 def _wrong_ratio(found: MeasuredScales, bound: float | None) -> str:

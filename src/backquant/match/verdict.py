@@ -21,7 +21,13 @@ from backquant.dtypes import dtype_name, find_dtype, is_narrow_float
 from backquant.match.constraints import check_tensor, request_text
 from backquant.match.plan import TensorRequest
 from backquant.match.refusal import Refusal
-from backquant.match.scale_rules import ScaleDemand, bias_step_demand, ratio_demands, scale_demands
+from backquant.match.scale_rules import (
+    ScaleDemand,
+    bias_range_demand,
+    bias_step_demand,
+    ratio_demands,
+    scale_demands,
+)
 from backquant.reason_codes import ReasonCode
 
 
@@ -250,6 +256,12 @@ def _scales(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> Iter
     bound = config.bias_step_upper_bound
     if bound is not None and roles.weight and requests.weight is not None:
         yield bias_step_demand(float(bound))
+    weight = config.weight_dtype_with_constraints
+    is_narrow = config.bias_dtype in (torch.int8, torch.uint8, torch.int16)
+    if config.bias_scale == "output" or (
+        config.bias_scale and (is_narrow or weight.scale_exact_match is not None)
+    ):
+        yield bias_range_demand(config.bias_dtype)
 
 
 # Distance of a request from a dtype config: conditions weigh most, then static or dynamic, dtypes, bounds.
