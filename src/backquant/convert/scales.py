@@ -167,8 +167,7 @@ def _bias(work: Conversion, root: fx.Node) -> torch.Tensor | None:
     else:
         read = (node for node in biases_of(work, root) if node.op == "get_attr")
         bias = next((Constants(work.module).tensor(node) for node in read), None)
-    known = isinstance(bias, torch.Tensor)
-    return bias.detach().cpu().double().flatten() if known else None
+    return bias.detach().cpu().double().flatten() if isinstance(bias, torch.Tensor) else None
 
 
 # The least scales of weights by which biases fit: rule 7 of ``hardware``.
