@@ -262,7 +262,6 @@ def test_nvfp4_activations() -> None:
 
 
 def test_groups_that_do_not_divide_a_call(snapshot) -> None:
-    backquant.graph.register_blocks()
     with pytest.raises(InputError) as raised:
         torch.ops.backquant.quantize_blocks(
             torch.ones(2, 48), "per_group(size=32)", -448, 448, 1e-9, torch.float8_e4m3fn

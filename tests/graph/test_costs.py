@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from backquant.graph import capture
-from backquant.graph.costs import graph_costs, multiply_adds, total_of
+from backquant.graph.costs import graph_costs, total_of
 
 
 class Wrapped(nn.Module):
@@ -18,7 +18,7 @@ class Wrapped(nn.Module):
 
 
 def _count(module: nn.Module, x: torch.Tensor) -> int:
-    return sum(multiply_adds(capture(Wrapped(module)).module, x).values())
+    return sum(graph_costs(capture(Wrapped(module)).module, x).multiply_adds.values())
 
 
 STEPS, BATCH = 5, 3
@@ -45,7 +45,7 @@ def test_cells_cost_their_weights(cell, gates):
 
 def test_what_multiplies_nothing_is_not_listed():
     gm = capture(nn.Sequential(nn.Linear(4, 8), nn.ReLU())).module
-    assert multiply_adds(gm, torch.zeros(2, 4)) == {"_0": 64}
+    assert graph_costs(gm, torch.zeros(2, 4)).multiply_adds == {"_0": 64}
 
 
 def test_keywords_go_to_their_arguments() -> None:
@@ -56,7 +56,9 @@ def test_keywords_go_to_their_arguments() -> None:
             return torch.matmul(x, x) * scale
 
     module = capture(Scaled()).module
-    assert multiply_adds(module, {"x": torch.ones(2, 2), "scale": torch.ones(1)}) == {"matmul": 8}
+    assert graph_costs(module, {"x": torch.ones(2, 2), "scale": torch.ones(1)}).multiply_adds == {
+        "matmul": 8
+    }
 
 
 def test_attention_is_counted() -> None:
@@ -67,7 +69,7 @@ def test_attention_is_counted() -> None:
             return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
     q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16)
-    [count] = multiply_adds(torch.fx.symbolic_trace(Attention()), (q, k, v)).values()
+    [count] = graph_costs(torch.fx.symbolic_trace(Attention()), (q, k, v)).multiply_adds.values()
     assert count == 2 * 4 * 5 * 7 * (16 + 16)
 
 

@@ -41,10 +41,7 @@ from backquant.artifact.operators import is_admitted
 from backquant.errors import ArtifactError
 from backquant.graph import (
     is_of_tensors,
-    register_blocks,
-    register_float8,
     register_quantized_decomposed,
-    register_requantize,
 )
 
 # of our own namespace
@@ -272,10 +269,6 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
         )
     if parts[0] == "quantized_decomposed":
         register_quantized_decomposed()
-    if own:
-        register_float8()
-        register_requantize()
-        register_blocks()
     target = _registered(parts)
     if target is None and allow:
         _import_allowed(allow)

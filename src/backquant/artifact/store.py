@@ -23,7 +23,7 @@ from backquant.backend_config import BackendConfig, files
 from backquant.dtypes import QParams
 from backquant.errors import ArtifactError, UsageError
 from backquant.graph.example import ExampleSpec
-from backquant.graph.export import Interface, Structure, maker
+from backquant.graph.export import Interface, Maker, Structure
 from backquant.graph.objects import Shell
 from backquant.json_text import read_json
 from backquant.lower import EngineInfo, KernelUse, engine_here
@@ -353,13 +353,13 @@ def decode_records(structure: Structure, data: Mapping[str, Any], decoder: Decod
         is_output = is_output or cls is OrderedDict
         is_named = issubclass(cls, tuple) and getattr(cls, "_fields", None) == structure.keys
         good = is_output or is_named
-        return replace(structure, make=maker(cls, list(structure.keys))) if good else structure
+        return replace(structure, make=Maker(cls, list(structure.keys))) if good else structure
     rest = {str(name): _decode(value, decoder) for name, value in data["made"].items()}
     if any(name.startswith("__") or callable(getattr(cls, name, None)) for name in rest):
         raise ArtifactError("an attribute of an output hides a method", where=structure.name)
     if not all(isinstance(name, str) for name in structure.keys):
         raise ArtifactError("the attributes of an output have no names", where=structure.name)
-    return replace(structure, make=maker(cls, Shell(cls, structure.keys, rest)))
+    return replace(structure, make=Maker(cls, Shell(cls, structure.keys, rest)))
 
 
 def _decode(value: Any, decoder: Decoder) -> Any:

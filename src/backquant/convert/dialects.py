@@ -27,8 +27,6 @@ from backquant.errors import ConfigError
 from backquant.graph import (
     GraphEditor,
     call_before,
-    register_blocks,
-    register_float8,
     register_quantized_decomposed,
 )
 from backquant.operators import overload
@@ -121,7 +119,6 @@ def without_uint16(found: ObservedQParams) -> ObservedQParams:
 
 def _decomposed_float8(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
     check_narrow_float(found, value.name)
-    register_float8()
     ops, scale = torch.ops.backquant, found.number.scale
     # hardware with a smaller float8 range (up to 240): clamp to it
     if found.quant_max < qdtype(found.dtype).high:
@@ -195,7 +192,6 @@ def _per_token(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Nod
 
 def _in_blocks(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
     """One scale for each group or block, around 0."""
-    register_blocks()
     ops, bounds = torch.ops.backquant, (found.quant_min, found.quant_max)
     if found.quant_max <= 0 or found.quant_min > 0:
         raise ConfigError(

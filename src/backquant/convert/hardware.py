@@ -17,7 +17,7 @@ from backquant.convert.fold import Constants
 from backquant.convert.state import Conversion
 from backquant.dtypes import ObservedQParams, integer_range, is_symmetric, stored_scale
 from backquant.errors import ConfigError
-from backquant.graph import contract, get_module, register_requantize, set_module, shallow_copy
+from backquant.graph import contract, get_module, set_module, shallow_copy
 from backquant.match.plan import Match
 from backquant.match.refusal import chosen_dtype_config
 from backquant.operators import find
@@ -409,7 +409,6 @@ def round_results(work: Conversion) -> None:
             where=f"{work.prepared.backend_config.name}, convert_to_reference_fx(dialect={work.dialect!r})",
             fix='dialect="decomposed", which backquant.quantize uses',
         )
-    register_requantize()
     sites = {site.producer: site.name for site in work.prepared.sites.sites if site.producer}
     scales = scales_by_node(work)
     for match, config in described:

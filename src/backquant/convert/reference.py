@@ -65,13 +65,13 @@ from backquant.graph import (
     settle_mode_values,
     shallow_copy,
     verify,
-    zeros_for_unwritten,
 )
 from backquant.graph.shapes import GraphValues
 from backquant.match import CustomMatching, Match, MatchKind, Plan, Reason, make_plan
 from backquant.match.scale_rules import float_results, only_moves, recheck
 from backquant.nn.intrinsic.rank import drop_rank_checks
 from backquant.observe.protocol import measure
+from backquant.operators.normal_form import zeros_for_unwritten
 from backquant.prepare import (
     ObserverSource,
     PreparedModule,

@@ -44,8 +44,6 @@ from backquant.errors import BackquantError, ConfigError
 from backquant.graph import (
     contract,
     get_module,
-    register_blocks,
-    register_float8,
     register_quantized_decomposed,
     set_module,
 )
@@ -410,7 +408,6 @@ def _stored(
         return _in_blocks(work, position, name, weight, found)
     if is_scaled_float(found.dtype):
         check_narrow_float(found, name)
-        register_float8()
         scale = found.number.scale
         kept = weight.clamp(found.quant_min * scale, found.quant_max * scale)
         narrow = torch.ops.backquant.quantize_float8.default(kept, scale, found.dtype)
@@ -450,7 +447,6 @@ def _in_blocks(
     work: Conversion, position: fx.Node, name: str, weight: torch.Tensor, found: ObservedQParams
 ) -> fx.Node:
     assert found.scale is not None and found.zero_point is not None
-    register_blocks()
     block = block_of(weight.shape, found.scale.shape)
     integers = quantize_tensor(weight, cast(TensorQParams, replace(found, block=block)))
     stored = _buffer(work, position, f"{name}_quantized_", integers)

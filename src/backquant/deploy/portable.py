@@ -15,7 +15,7 @@ from backquant.deploy.exported import TargetKernel
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.roundings import state_half_even
 from backquant.dtypes import is_scaled_float
-from backquant.graph import register_blocks, register_float8, register_quantized_decomposed
+from backquant.graph import register_quantized_decomposed
 from backquant.lower.padded import pad_before
 from backquant.lower.qdq import is_dequantize, is_quantize, is_weight_dequantize
 from backquant.match.plan import Reason
@@ -241,8 +241,6 @@ def with_weight_nodes(module: nn.Module, weights: str = "integer") -> nn.Module:
     True
     """
     register_quantized_decomposed()
-    register_float8()
-    register_blocks()
     children = {
         name: None if child is None else with_weight_nodes(child, weights)
         for name, child in module._modules.items()

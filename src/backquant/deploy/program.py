@@ -21,13 +21,8 @@ from torch.fx import traceback
 from backquant.errors import CaptureError, ExportError
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.example_call import ExampleCall
-from backquant.graph.export.program import (
-    DEPENDS,
-    NotExportedError,
-    as_dims,
-    failure_of,
-    fixed_size,
-)
+from backquant.graph.export.opaque import NotExportedError
+from backquant.graph.export.program import DEPENDS, as_dims, failure_of, fixed_size
 from backquant.graph.silence import quiet
 from backquant.operators import all_operators, overload
 

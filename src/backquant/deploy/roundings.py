@@ -175,8 +175,8 @@ def state_half_even(module: fx.GraphModule) -> None:
     """Rule 1, in place.
 
     >>> import torch
-    >>> from backquant.graph import register_quantized_decomposed, register_requantize
-    >>> register_quantized_decomposed(); register_requantize()
+    >>> from backquant.graph import register_quantized_decomposed
+    >>> register_quantized_decomposed()
     >>> graph, op = fx.Graph(), torch.ops.backquant.quantize_rounded.default
     >>> x = graph.placeholder("x")
     >>> for rounding in ("half_even", "half_up"):

@@ -22,10 +22,10 @@ from backquant.graph import (
     set_module,
     shallow_copy,
 )
-from backquant.graph.rewrite import computed_once
 from backquant.match.conditions import as_products
 from backquant.match.plan import BySample
 from backquant.match.rules import QConfigReader, RuleTable
+from backquant.operators.computed_once import computed_once
 from backquant.qconfig import QConfigMapping
 
 # Attention as the operators that it stands for, where a mapping asks for its products.

@@ -22,17 +22,8 @@ from backquant.graph.clone import (
     shallow_copy,
     without_parametrizations,
 )
-from backquant.graph.computed_parameters import (
-    added_bias,
-    fold_affine,
-    linear_product,
-    product_of_activations,
-)
 from backquant.graph.dialect_ops import (
-    register_blocks,
-    register_float8,
     register_quantized_decomposed,
-    register_requantize,
 )
 from backquant.graph.edit import (
     GraphEditor,
@@ -44,22 +35,11 @@ from backquant.graph.edit import (
 )
 from backquant.graph.example import as_arguments, check_inputs, with_distinct_tensors
 from backquant.graph.folding import fold_constants, inline_call, inline_wrapped
-from backquant.graph.grouped import grouped_product
 from backquant.graph.modes import (
     CapturedForTraining,
     capture_for_training,
     inline_custom_gradients,
     settle_mode_values,
-)
-from backquant.graph.normal_form import (
-    batch_norm_module,
-    einsum_product,
-    hard_sigmoid,
-    hard_swish,
-    places_of_masks,
-    sizes_of_another,
-    whole_pool,
-    zeros_for_unwritten,
 )
 from backquant.graph.objects import part
 from backquant.graph.passes import (
@@ -104,8 +84,6 @@ __all__ = [
     "alike",
     "as_arguments",
     "assemble",
-    "added_bias",
-    "batch_norm_module",
     "call_before",
     "called_whole",
     "capture",
@@ -114,20 +92,14 @@ __all__ = [
     "complaints",
     "copied_graph",
     "returning",
-    "einsum_product",
-    "fold_affine",
     "fold_constants",
     "free_path",
     "get_module",
     "contract",
     "graph_pass",
-    "grouped_product",
     "is_leaf",
     "is_of_tensors",
     "known_types",
-    "hard_sigmoid",
-    "hard_swish",
-    "linear_product",
     "move_rank_reads",
     "node_arguments",
     "nodes_in",
@@ -137,12 +109,8 @@ __all__ = [
     "own_tensors",
     "part",
     "preserve",
-    "product_of_activations",
     "rebuilt",
-    "register_blocks",
-    "register_float8",
     "register_quantized_decomposed",
-    "register_requantize",
     "released",
     "remove_unused_modules",
     "set_module",
@@ -154,9 +122,5 @@ __all__ = [
     "take_graph",
     "verify",
     "with_distinct_tensors",
-    "places_of_masks",
-    "sizes_of_another",
-    "whole_pool",
     "without_parametrizations",
-    "zeros_for_unwritten",
 ]

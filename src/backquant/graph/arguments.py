@@ -11,6 +11,13 @@ import torch
 from torch import fx, nn
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
+#: Of an argument, by the number of stars before its name.
+KINDS = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
+
 
 def signature_of(module: fx.GraphModule) -> inspect.Signature:
     """What ``module.forward`` takes, without code being generated for it, where the graph itself says so.
@@ -18,18 +25,25 @@ def signature_of(module: fx.GraphModule) -> inspect.Signature:
     >>> signature_of(fx.symbolic_trace(lambda x, scale=2.0: x * scale))
     <Signature (x, scale=2.0)>
     """
-    places = [node for node in module.graph.nodes if node.op == "placeholder"]
-    is_plain = type(module.graph._codegen) is fx.graph.CodeGen
-    if not is_plain or any(str(node.target).startswith("*") for node in places):
+    if type(module.graph._codegen) is not fx.graph.CodeGen:
         module.recompile()  # a deferred graph module has no signature before
         return inspect.signature(module.forward)
-    kind, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
-    return inspect.Signature(
-        [
-            inspect.Parameter(str(node.target), kind, default=node.args[0] if node.args else none)
-            for node in places
-        ]
-    )
+    return inspect.Signature(parameters_of(module.graph))
+
+
+def parameters_of(graph: fx.Graph) -> list[inspect.Parameter]:
+    """What a graph takes: ``*args`` and ``**kwargs`` as in source, keyword-only after them."""
+    parameters: list[inspect.Parameter] = []
+    for node in graph.find_nodes(op="placeholder"):
+        target = str(node.target)
+        name = target.lstrip("*")
+        kind: Any = KINDS[len(target) - len(name)]
+        if kind is KINDS[0] and any(p.kind is KINDS[1] for p in parameters):
+            kind = inspect.Parameter.KEYWORD_ONLY
+        default = node.args[0] if node.args else inspect.Parameter.empty
+        annotation = inspect.Parameter.empty if node.type is None else node.type
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
+    return parameters
 
 
 def ordered_arguments(node: fx.Node, module: nn.Module | None = None) -> tuple[Any, ...] | None:

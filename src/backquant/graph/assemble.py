@@ -101,12 +101,15 @@ def assemble(
     >>> made(torch.tensor([-1.0])), made.get_submodule("0") is gm.get_submodule("0")
     (tensor([0.]), True)
     """
-    made = kind(nn.Module(), _nothing())
+    empty = fx.Graph()
+    empty.output(None)
+    made = kind(nn.Module(), empty)
     del type(made).forward
     given = {} if values is None else values
     take_graph(made, graph, root)
-    paths = _paths(graph)
-    for path in paths if values is None else sorted(paths, key=_depth):
+    nodes = (node for node in graph.nodes if node.op in ("call_module", "get_attr"))
+    paths = dict.fromkeys(str(node.target) for node in nodes)  # children will stand in this order
+    for path in paths if values is None else sorted(paths, key=lambda path: path.count(".")):
         value = given[path] if path in given else _value(root, path)
         _install(made, root, path, value)
     return made
@@ -130,22 +133,6 @@ def take_graph(made: fx.GraphModule, graph: fx.Graph, root: nn.Module) -> None:
         made._tracer_cls = tracer
     made._tracer_extras = graph._tracer_extras or {}
     made.training = root.training
-
-
-def _nothing() -> fx.Graph:
-    graph = fx.Graph()
-    graph.output(None)
-    return graph
-
-
-def _paths(graph: fx.Graph) -> dict[str, None]:
-    """What the nodes refer to, in their order: children of the module will stand in it, too."""
-    nodes = (node for node in graph.nodes if node.op in ("call_module", "get_attr"))
-    return {str(node.target): None for node in nodes}
-
-
-def _depth(path: str) -> int:
-    return path.count(".")
 
 
 def _value(root: nn.Module, path: str) -> Any:

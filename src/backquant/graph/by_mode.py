@@ -12,8 +12,6 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-__all__ = ["ByMode", "ModeValue", "is_identity", "may_be_by_mode"]
-
 _NUMBERS = (bool, int, float, str, type(None))
 
 

@@ -27,19 +27,15 @@ from torch import fx
 from torch.fx.graph import CodeGen, PythonCode
 from torch.fx.node import map_arg
 
+from backquant.graph.arguments import KINDS, parameters_of
 from backquant.graph.total import parts, total, total_method
 
 _SELF = 0  # the place of the module itself
-_KINDS = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.VAR_KEYWORD,
-)
 _LOCALS = (
     inspect.Parameter.POSITIONAL_ONLY,
-    _KINDS[0],
+    KINDS[0],
     inspect.Parameter.KEYWORD_ONLY,
-    *_KINDS[1:],
+    *KINDS[1:],
 )
 _Reader = Callable[[list[Any]], Any]
 
@@ -143,12 +139,14 @@ def _forward(graph: fx.Graph) -> Callable[..., Any]:
     table = tuple(_calls(graph, places))
     output = next((node for node in graph.nodes if node.op == "output"), None)
     result = places.value(None if output is None else output.args[0])
-    signature, initial = _signature(placeholders), places.initial
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    signature = inspect.Signature([this, *parameters_of(graph)])
+    initial = places.initial
     is_built = output is not None and not isinstance(output.args[0], fx.Node)
     taken = list(signature.parameters.values())[1:]
     defaults = tuple(p.default for p in taken)
     least = sum(default is inspect.Parameter.empty for default in defaults)
-    is_plain = all(p.kind is _KINDS[0] for p in taken)
+    is_plain = all(p.kind is KINDS[0] for p in taken)
 
     def forward(self: CallTableModule, /, *args: Any, **kwargs: Any) -> Any:
         if is_plain and not kwargs and least <= len(args) <= len(defaults):
@@ -166,8 +164,7 @@ def _forward(graph: fx.Graph) -> Callable[..., Any]:
             parts(forward, returned)
         return returned
 
-    forward.__signature__ = signature  # type: ignore[attr-defined]
-    forward.__wrapped__ = _shape(signature)  # type: ignore[attr-defined]
+    vars(forward).update(__signature__=signature, __wrapped__=_shape(signature))
     return forward
 
 
@@ -250,31 +247,16 @@ def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return dropped
 
 
-def _signature(placeholders: list[fx.Node]) -> inspect.Signature:
-    """That of ``forward``: ``*args`` and ``**kwargs`` as in source, keyword-only after them."""
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    for node in placeholders:
-        target = str(node.target)
-        name = target.lstrip("*")
-        kind: Any = _KINDS[len(target) - len(name)]
-        if kind is _KINDS[0] and any(p.kind is _KINDS[1] for p in parameters):
-            kind = inspect.Parameter.KEYWORD_ONLY
-        default = node.args[0] if node.args else inspect.Parameter.empty
-        annotation = inspect.Parameter.empty if node.type is None else node.type
-        parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
-    return inspect.Signature(parameters)
-
-
 def _shape(signature: inspect.Signature) -> Callable[..., Any]:
     """A function that is not called: traces of ``torch.fx`` read arguments of ``forward`` off its code."""
     parameters = signature.parameters.values()
     counts = Counter(p.kind for p in parameters)
     names = [p.name for p in sorted(parameters, key=lambda p: _LOCALS.index(p.kind))]
     flags = [inspect.CO_VARARGS, inspect.CO_VARKEYWORDS]
-    rest = [flag for flag, kind in zip(flags, _KINDS[1:], strict=True) if counts[kind]]
+    rest = [flag for flag, kind in zip(flags, KINDS[1:], strict=True) if counts[kind]]
     code = _not_called.__code__
     code = code.replace(
-        co_argcount=counts[inspect.Parameter.POSITIONAL_ONLY] + counts[_KINDS[0]],
+        co_argcount=counts[inspect.Parameter.POSITIONAL_ONLY] + counts[KINDS[0]],
         co_kwonlyargcount=counts[inspect.Parameter.KEYWORD_ONLY],
         co_varnames=tuple(names),
         co_nlocals=len(names),

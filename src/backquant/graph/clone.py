@@ -35,6 +35,8 @@ FOREIGN = frozenset({"torch", "backquant", *sys.stdlib_module_names})
 _COPYING = ("__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__")
 _OF_MODULES = frozenset(vars(nn.Module()))
 
+_TABLES = ("_modules", "_parameters", "_buffers")
+
 # Types whose values contain no module.
 _NUMBERS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.qscheme})
 _ATOMS = _NUMBERS | {torch.Tensor, nn.Parameter}
@@ -243,6 +245,8 @@ def _state(state: dict[str, Any], copies: dict[int, Any]) -> dict[str, Any]:
             found[name] = value
         elif kind in _CONTAINERS and not value and kind is not deque:
             found[name] = kind()
+        elif name in _TABLES:
+            found[name] = kind((key, copies.get(id(item), item)) for key, item in value.items())
         else:
             found[name] = rebuilt(value, of_copy, copies)
     return found
@@ -260,7 +264,7 @@ def rebuilt(
     >>> rebuilt([1, {"a": types.SimpleNamespace(b=2)}], lambda value: value + 1, {})
     [2, {'a': namespace(b=3)}]
     """
-    kind = type(value)
+    kind: Any = type(value)
     if id(value) in made:
         return made[id(value)]
     if kind in _CONTAINERS:
@@ -291,6 +295,7 @@ def rebuilt(
     return copied
 
 
+@functools.cache
 def is_record(kind: Any) -> bool:
     """Whether objects of a class are what their attributes are: classes of a user that leave it to Python
     how they are copied, dictionaries, and modules.
@@ -298,11 +303,6 @@ def is_record(kind: Any) -> bool:
     >>> is_record(types.SimpleNamespace), is_record(nn.Linear), is_record(type(print))
     (True, True, False)
     """
-    return _is_record(kind)
-
-
-@functools.cache
-def _is_record(kind: Any) -> bool:
     if issubclass(kind, (types.SimpleNamespace, dict, nn.Module)):
         return True
     is_own = kind.__module__.partition(".")[0] not in FOREIGN
@@ -364,8 +364,6 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 # and    ``named_children`` have the user's names. What a ``forward`` reads of ``_modules``, or of
 # ``named_parameters``, has the plain ones. 3. Modules that ``whole`` names stay as they are inside: nothing
 # of them is written into source.
-
-_TABLES = ("_modules", "_parameters", "_buffers")
 
 
 def with_plain_names(

@@ -15,16 +15,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from backquant.graph.arguments import signature_of
 from backquant.graph.clone import own_buffers
-from backquant.graph.example import as_arguments
+from backquant.graph.example import call
 from backquant.graph.grouped import columns, grouped_linear
 from backquant.graph.interception import DispatchMode
-from backquant.graph.objects import fresh
+from backquant.graph.shapes import run_noting
 
 # How many multiply-adds each of PyTorch's operators does, from the shapes of its arguments.
 #
@@ -39,77 +38,41 @@ _aten = torch.ops.aten
 Formula = Callable[..., int]
 
 
-def _first(a: Any, *_: Any, **__: Any) -> int:
-    """A matrix or vector times a vector."""
-    return int(a.numel())
+def _product(a: Any, b: Any, *_: Any, **__: Any) -> Any:
+    return a.numel() * b.shape[-1]
 
 
-def _second(_: Any, a: Any, *__: Any, **___: Any) -> int:
-    """The same with something added, which comes first."""
-    return int(a.numel())
+def _added_product(_: Any, a: Any, b: Any, *__: Any, **___: Any) -> Any:
+    return a.numel() * b.shape[-1]
 
 
-def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    return int(a.numel()) * int(b.shape[-1])
+def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
+    return x.numel() * weight.shape[0]
 
 
-def _added_product(_: Any, a: Any, b: Any, *__: Any, **___: Any) -> int:
-    return _product(a, b)
+def _convolution(_: Any, weight: Any, *__: Any, out: Any, **___: Any) -> Any:
+    """Not transposed: each output sums one weight of its output channel."""
+    return out.numel() * math.prod(weight.shape[1:])
 
 
-def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    return int(x.numel()) * int(weight.shape[0])
-
-
-def _convolution(x: Any, weight: Any, *_: Any, out: Any, **__: Any) -> int:
-    """The multiply-adds of a convolution that is not transposed: each output sums one weight of its
-    output channel.
-    """
-    del x
-    return int(out.numel()) * int(math.prod(weight.shape[1:]))
-
-
-def _any_convolution(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    *_: Any,
-    out: Any,
-    **__: Any,
-) -> int:
+def _any_convolution(x: Any, weight: Any, *more: Any, out: Any, **_: Any) -> Any:
     """Transposed, each input is multiplied by one weight of its input channel."""
-    del bias, stride, padding, dilation
-    return _convolution(out if transposed else x, weight, out=x if transposed else out)
+    is_transposed = more[4]
+    return (x if is_transposed else out).numel() * math.prod(weight.shape[1:])
 
 
-def _time_convolution(x: Any, weight: Any, *_: Any, out: Any, **__: Any) -> int:
-    """``conv_tbc``: inputs [time, batch, in], a weight [kernel, in, out]."""
-    del x
-    return int(out.shape[0] * out.shape[1]) * int(weight.numel())
-
-
-def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
+def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> Any:
     """``_grouped_mm``: rows of one matrix by several matrices, or batches, or groups of columns."""
-    if a.dim() == 3 and b.dim() == 3:
-        return int(a.numel()) * int(b.shape[-1])
-    return int(a.shape[-2]) * int(a.shape[-1]) * int(b.shape[-1])
+    rows = a.numel() if a.dim() == 3 and b.dim() == 3 else a.shape[-2] * a.shape[-1]
+    return rows * b.shape[-1]
 
 
-def _grouped_rows(x: Any, weight: Any, offsets: Any, **_: Any) -> int:
-    """``backquant.grouped_linear``: each row by the matrix of its group."""
-    return int(x.numel()) * columns(weight, offsets)
-
-
-def _distances(a: Any, *_: Any, out: Any, **__: Any) -> int:
+def _distances(a: Any, *_: Any, out: Any, **__: Any) -> Any:
     """``cdist``: a multiply-add for each value of each pair of rows; a [..., rows, width]."""
-    return int(out.numel()) * int(a.shape[-1])
+    return out.numel() * a.shape[-1]
 
 
-def _trilinear(a: Any, b: Any, c: Any, *expand: Any, **_: Any) -> int:
+def _trilinear(a: Any, b: Any, c: Any, *expand: Any, **_: Any) -> Any:
     """The product of three tensors, which are given dimensions of size 1 first."""
     sizes = []
     for tensor, dims in zip((a, b, c), expand, strict=False):
@@ -117,19 +80,18 @@ def _trilinear(a: Any, b: Any, c: Any, *expand: Any, **_: Any) -> int:
         for dim in dims:
             shape.insert(dim, 1)
         sizes.append(shape)
-    return int(math.prod(max(each) for each in zip(*sizes, strict=True)))
+    return math.prod(max(each) for each in zip(*sizes, strict=True))
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
     """The two products of scaled dot-product attention."""
     *batch, length, width = q.shape
-    return int(math.prod(batch)) * int(length) * int(k.shape[-2]) * int(width + v.shape[-1])
+    return math.prod(batch) * length * k.shape[-2] * (width + v.shape[-1])
 
 
-def _recurrent(x: Any, from_input: Any, from_hidden: Any, *_: Any, **__: Any) -> int:
+def _recurrent(x: Any, from_input: Any, from_hidden: Any, *_: Any, **__: Any) -> Any:
     """One layer in one direction: both weights for each step of each sequence; x is [..., in]."""
-    steps = int(x.numel()) // int(x.shape[-1])
-    return steps * int(from_input.numel() + from_hidden.numel())
+    return x.numel() // x.shape[-1] * (from_input.numel() + from_hidden.numel())
 
 
 def _lengths(x: Any) -> list[int]:
@@ -139,54 +101,43 @@ def _lengths(x: Any) -> list[int]:
     return [int(x.shape[1])] * int(x.shape[0])
 
 
-def _multihead(query: Any, key: Any, value: Any, width: int, *_: Any, **__: Any) -> int:
+def _multihead(query: Any, key: Any, _: Any, width: int, *__: Any, **___: Any) -> Any:
     """``_native_multi_head_attention``: four projections of ``width``, and the attention."""
-    del value
     queries, keys = _lengths(query), _lengths(key)
     projected = 2 * sum(queries) + 2 * sum(keys)
     pairs = sum(q * k for q, k in zip(queries, keys, strict=True))
     return projected * width * width + 2 * pairs * width
 
 
-def _encoder_layer(x: Any, width: int, *args: Any, **_: Any) -> int:
+def _encoder_layer(x: Any, width: int, *args: Any, **_: Any) -> Any:
     """``_transformer_encoder_layer_fwd``: attention, and the two linear layers behind it."""
     weights = [a for a in args if isinstance(a, torch.Tensor) and a.dim() == 2]
     first, second = weights[2:4]  # after the two weights of the attention projections
-    linears = sum(_lengths(x)) * int(first.numel() + second.numel())
+    linears = sum(_lengths(x)) * (first.numel() + second.numel())
     return _multihead(x, x, x, width) + linears
 
 
 def _two_for_each(count: Callable[..., int]) -> Formula:
     """A formula of PyTorch's, which takes shapes (or, if it is raw, the tensors) and counts twice."""
-
-    def formula(*args: Any, out: Any, **kwargs: Any) -> int:
-        return int(count(*args, **kwargs, out_val=out)) // 2
-
-    return formula
+    return lambda *args, out, **kwargs: int(count(*args, **kwargs, out_val=out)) // 2
 
 
 _OWN: Mapping[Any, Formula] = {
-    _aten.mv: _first,
-    _aten.dot: _first,
-    _aten.vdot: _first,
-    _aten.addmv: _second,
-    _aten.mm: _product,
-    _aten.bmm: _product,
-    _aten.addmm: _added_product,
-    _aten.baddbmm: _added_product,
-    _aten.convolution: _any_convolution,
-    _aten._int_mm: _product,
-    _aten.addbmm: _added_product,
+    **dict.fromkeys((_aten.mv, _aten.dot, _aten.vdot), lambda a, *_, **__: a.numel()),
+    _aten.addmv: lambda _, a, *__, **___: a.numel(),
+    **dict.fromkeys((_aten.mm, _aten.bmm, _aten._int_mm), _product),
+    **dict.fromkeys((_aten.addmm, _aten.baddbmm, _aten.addbmm), _added_product),
     _aten._addmm_activation: _added_product,
-    _aten.linear: _linear,
-    _aten.mkldnn_linear: _linear,
+    **dict.fromkeys((_aten.linear, _aten.mkldnn_linear), _linear),
+    _aten.convolution: _any_convolution,
     _aten.mkldnn_convolution: _convolution,
-    _aten.conv_tbc: _time_convolution,
+    # inputs [time, batch, in], a weight [kernel, in, out]
+    _aten.conv_tbc: lambda _, weight, *__, out, **___: math.prod(out.shape[:2]) * weight.numel(),
     _aten._grouped_mm: _grouped,
-    grouped_linear.overloadpacket: _grouped_rows,
+    # each row by the matrix of its group
+    grouped_linear.overloadpacket: lambda x, w, ends, **_: x.numel() * columns(w, ends),
     _aten._trilinear: _trilinear,
-    _aten._euclidean_dist: _distances,
-    _aten._cdist_forward: _distances,
+    **dict.fromkeys((_aten._euclidean_dist, _aten._cdist_forward), _distances),
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_fused_attention_overrideable: _attention,
     _aten.mkldnn_rnn_layer: _recurrent,
@@ -204,30 +155,13 @@ FORMULAS: Mapping[Any, Formula] = {
     **_OWN,
 }
 _BEGINNINGS = (
-    "linalg_",
-    "_linalg_",
-    "fbgemm_",
-    "quantized_",
-    "_weight_int",
-    "_dyn_quant_matmul",
-    "_sparse_",
-    "_cslt_",
-    "cholesky",
-    "lu_",
-    "_lu_",
-    "slow_conv",
-    "_slow_conv",
+    *("linalg_", "_linalg_", "fbgemm_", "quantized_", "_weight_int", "_dyn_quant_matmul"),
+    *("_sparse_", "_cslt_", "cholesky", "lu_", "_lu_", "slow_conv", "_slow_conv"),
 )
 _NAMES = frozenset(
     {
-        "_mixed_dtypes_linear",
-        "_scaled_grouped_mm",
-        "_spsolve",
-        "_triton_multi_head_attention",
-        "hspmm",
-        "smm",
-        "sspaddmm",
-        "triangular_solve",
+        *("_mixed_dtypes_linear", "_scaled_grouped_mm", "_spsolve", "hspmm", "smm", "sspaddmm"),
+        *("_triton_multi_head_attention", "triangular_solve"),
     }
 )
 _FREE = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_diagonal", "_linalg_check_errors"})
@@ -251,23 +185,9 @@ _FREE_NAMESPACES = frozenset({"quantized_decomposed", "backquant"})
 
 # types of values that are no tensors and contain none
 _SCALARS = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type(None),
-    type(...),
-    type,
-    slice,
-    range,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.SymInt,
-    torch.SymFloat,
-    torch.SymBool,
+    *(bool, int, float, complex, str, type(None), type(...), type, slice, range),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(torch.SymInt, torch.SymFloat, torch.SymBool),
 )
 
 
@@ -337,7 +257,7 @@ class MultiplyAdds(DispatchMode):
         out = func(*args, **kwargs)
         named = {**kwargs, "out": out}
         try:
-            self.count += formula(*args, **named)
+            self.count += int(formula(*args, **named))
         except Exception:  # shapes that the formula does not handle, for example of nested tensors
             self.unknown.append(str(func.overloadpacket))
         return out
@@ -382,40 +302,6 @@ def _all_on_cpu(values: Any) -> bool:
     return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
-def _is_bookkeeping(value: Any) -> bool:
-    return all(isinstance(leaf, _SCALARS) for leaf in tree_leaves(value))
-
-
-class _Runner(Interpreter):
-    """Notes for each node what it counted and whether its value holds tensors."""
-
-    def __init__(self, module: GraphModule, counter: MultiplyAdds) -> None:
-        super().__init__(module)
-        self.counter = counter
-        self.counts: dict[str, int] = {}
-        self.uncounted: dict[str, tuple[str, ...]] = {}
-        self.bookkeeping: set[str] = set()
-
-    def run_node(self, n: Node) -> Any:
-        if n.op not in _CALLS:
-            return super().run_node(n)
-        with self.counter:
-            result = super().run_node(n)
-        count, unknown = self.counter.take()
-        if count:
-            self.counts[n.name] = count
-        if unknown:
-            self.uncounted[n.name] = unknown
-        if _is_bookkeeping(result) or self._is_part_of_tuple(n):
-            self.bookkeeping.add(n.name)
-        return result
-
-    def _is_part_of_tuple(self, n: Node) -> bool:
-        if n.target is not operator.getitem or not isinstance(n.args[0], Node):
-            return False
-        return not isinstance(self.env[n.args[0]], torch.Tensor)
-
-
 def graph_costs(module: GraphModule, example_inputs: Any) -> GraphCosts:
     """What a run of ``module`` on example inputs shows of its nodes.
 
@@ -439,26 +325,27 @@ def costs_and_outputs(module: GraphModule, example_inputs: Any) -> tuple[GraphCo
     >>> costs_and_outputs(symbolic_trace(lambda x: x + 1), (torch.zeros(2),))[1]
     tensor([1., 1.])
     """
-    args, kwargs = as_arguments(example_inputs)
-    bound = signature_of(module).bind(*args, **kwargs)
-    bound.apply_defaults()
-    runner = _Runner(module, MultiplyAdds())
-    with torch.random.fork_rng(devices=()), torch.no_grad():
-        outputs = runner.run(*bound.args, *bound.kwargs.values())
-    costs = GraphCosts(runner.counts, runner.uncounted, frozenset(runner.bookkeeping))
-    return costs, outputs
+    counter, tensors = MultiplyAdds(), set[Any]()
+    counts, uncounted, bookkeeping = dict[str, int](), dict[str, tuple[str, ...]](), set[str]()
 
+    def note(node: Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            tensors.add(node)
+        if node.op not in _CALLS:
+            return
+        count, unknown = counter.take()
+        if count:
+            counts[node.name] = count
+        if unknown:
+            uncounted[node.name] = unknown
+        source = node.args[0] if node.target is operator.getitem else None
+        is_part_of_tuple = isinstance(source, Node) and source not in tensors
+        if is_part_of_tuple or all(isinstance(leaf, _SCALARS) for leaf in tree_leaves(value)):
+            bookkeeping.add(node.name)
 
-def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:
-    """Multiply-adds of each node that has any, by node name; arguments as in ``graph_costs``.
-
-    >>> from torch.fx import symbolic_trace
-    >>> from torch import nn
-    >>> gm = symbolic_trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
-    >>> multiply_adds(gm, (torch.zeros(2, 4),))
-    {'_0': 64}
-    """
-    return dict(graph_costs(module, example_inputs).multiply_adds)
+    with counter:
+        outputs = run_noting(module, example_inputs, note)
+    return GraphCosts(counts, uncounted, frozenset(bookkeeping)), outputs
 
 
 def total_of(model: nn.Module, example_inputs: Any) -> int:
@@ -467,8 +354,7 @@ def total_of(model: nn.Module, example_inputs: Any) -> int:
     >>> total_of(nn.LSTM(4, 6).eval(), torch.zeros(5, 3, 4))
     3600
     """
-    args, kwargs = as_arguments(example_inputs)
     trial, counter = own_buffers(model), MultiplyAdds()
-    with torch.random.fork_rng(devices=()), torch.no_grad(), counter:
-        trial(*fresh(args), **fresh(kwargs))
+    with counter:
+        call(trial, example_inputs)
     return counter.count

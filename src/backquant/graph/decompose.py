@@ -15,11 +15,8 @@ from torch.nn import functional as F
 
 from backquant.errors import BackquantError
 from backquant.graph.clone import own_buffers
-from backquant.graph.example import as_arguments
-from backquant.graph.objects import fresh
-
-__all__ = ["COMPOSED", "Decomposition", "decomposition_of"]
-
+from backquant.graph.example import call
+from backquant.graph.shapes import TensorFacts
 
 # The layers of ``nn.Transformer`` in evaluation mode, without the checks that a trace cannot take.
 #
@@ -51,51 +48,12 @@ def encoder_layer(
     return module.norm2(x + module._ff_block(x))
 
 
-def decoder_layer(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """``nn.TransformerDecoderLayer``, whose own ``forward`` can be traced."""
-    return nn.TransformerDecoderLayer.forward(module, *args, **kwargs)
+def _encoder(module: Any, src: Any, mask: Any, is_causal: Any, **more: Any) -> Any:
+    return _stack(module, src, src_mask=mask, is_causal=is_causal is True, **more)
 
 
-def encoder(
-    module: Any,
-    src: Any,
-    mask: Any = None,
-    src_key_padding_mask: Any = None,
-    is_causal: bool | None = None,
-) -> Any:
-    """``nn.TransformerEncoder``."""
-    return _stack(
-        module,
-        src,
-        src_mask=mask,
-        is_causal=is_causal is True,
-        src_key_padding_mask=src_key_padding_mask,
-    )
-
-
-def decoder(
-    module: Any,
-    tgt: Any,
-    memory: Any,
-    tgt_mask: Any = None,
-    memory_mask: Any = None,
-    tgt_key_padding_mask: Any = None,
-    memory_key_padding_mask: Any = None,
-    tgt_is_causal: bool | None = None,
-    memory_is_causal: bool = False,
-) -> Any:
-    """``nn.TransformerDecoder``."""
-    return _stack(
-        module,
-        tgt,
-        memory,
-        tgt_mask=tgt_mask,
-        memory_mask=memory_mask,
-        tgt_key_padding_mask=tgt_key_padding_mask,
-        memory_key_padding_mask=memory_key_padding_mask,
-        tgt_is_causal=tgt_is_causal is True,
-        memory_is_causal=memory_is_causal,
-    )
+def _decoder(module: Any, tgt: Any, memory: Any, tgt_is_causal: Any, **more: Any) -> Any:
+    return _stack(module, tgt, memory, tgt_is_causal=tgt_is_causal is True, **more)
 
 
 def _stack(module: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -105,34 +63,18 @@ def _stack(module: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     return value if module.norm is None else module.norm(value)
 
 
-def transformer(
+def _transformer(
     module: Any,
     src: Any,
     tgt: Any,
-    src_mask: Any = None,
-    tgt_mask: Any = None,
-    memory_mask: Any = None,
-    src_key_padding_mask: Any = None,
-    tgt_key_padding_mask: Any = None,
-    memory_key_padding_mask: Any = None,
-    src_is_causal: bool | None = None,
-    tgt_is_causal: bool | None = None,
-    memory_is_causal: bool = False,
+    src_mask: Any,
+    src_key_padding_mask: Any,
+    src_is_causal: Any,
+    **more: Any,
 ) -> Any:
-    """``nn.Transformer``."""
-    memory = module.encoder(
-        src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal
-    )
-    return module.decoder(
-        tgt,
-        memory,
-        tgt_mask=tgt_mask,
-        memory_mask=memory_mask,
-        tgt_key_padding_mask=tgt_key_padding_mask,
-        memory_key_padding_mask=memory_key_padding_mask,
-        tgt_is_causal=tgt_is_causal,
-        memory_is_causal=memory_is_causal,
-    )
+    masks = {"mask": src_mask, "src_key_padding_mask": src_key_padding_mask}
+    memory = module.encoder(src, **masks, is_causal=src_is_causal)
+    return module.decoder(tgt, memory, **more)
 
 
 # Which modules of a model are traced as the operators that they are, and what their calls depend on.
@@ -155,19 +97,6 @@ def transformer(
 # graph. A row whose keys are all masked gives zeros then, and no NaN.
 #
 # Source: PyTorch documentation, ``torch.nn.MultiheadAttention``, and Vaswani et al. 2017, section 3.2.
-@dataclass(frozen=True)
-class TensorFacts:
-    """What the arithmetic depends on of one argument."""
-
-    rank: int
-    dtype: torch.dtype
-
-    @property
-    def is_bool(self) -> bool:
-        """Whether it is a mask of bools, true where a key is hidden."""
-        return self.dtype == torch.bool
-
-
 Facts = Mapping[str, TensorFacts]
 
 
@@ -189,12 +118,12 @@ def multihead_attention(
 
     >>> attention, x = nn.MultiheadAttention(8, 2).eval(), torch.randn(5, 3, 8)
     >>> output, weights = multihead_attention(
-    ...     attention, {"query": TensorFacts(3, torch.float32)}, x, x, x
+    ...     attention, {"query": TensorFacts((5, 3, 8), torch.float32)}, x, x, x
     ... )
     >>> torch.allclose(output, attention(x, x, x)[0], atol=1e-6), weights.shape
     (True, torch.Size([3, 5, 5]))
     """
-    batched = facts["query"].rank == 3
+    batched = len(facts["query"].shape) == 3
     if not batched:
         query, key, value = _each(lambda x: x.unsqueeze(0), query, key, value)
         if key_padding_mask is not None:
@@ -306,13 +235,13 @@ def _merged(
     if attn_mask is not None:
         known = facts["attn_mask"]
         value = F.pad(attn_mask, (0, more)) if more else attn_mask
-        if known.rank == 3:
+        if len(known.shape) == 3:
             value = value.unflatten(0, (-1, module.num_heads))
-        masks.append(_Mask(value, known.is_bool))
+        masks.append(_Mask(value, known.dtype == torch.bool))
     if padding is not None:
         value = F.pad(padding, (0, more)) if more else padding
         value = value.unsqueeze(1).unsqueeze(2)
-        masks.append(_Mask(value, facts["key_padding_mask"].is_bool))
+        masks.append(_Mask(value, facts["key_padding_mask"].dtype == torch.bool))
     if len(masks) < 2:
         return masks[0] if masks else _Mask(None, False)
     if all(mask.is_bool for mask in masks):
@@ -332,21 +261,17 @@ def _weights(q: Any, k: Any, module: nn.MultiheadAttention, mask: _Mask) -> Any:
     return F.softmax(mask.on(scores), dim=-1)
 
 
-#: Modules of several layers that PyTorch's tracer keeps whole and no backend has an entry for.
-COMPOSED = (
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-)
+#: What is traced in the place of the ``forward`` of modules of several layers, which PyTorch's tracer keeps
+#: whole and no backend has an entry for; called with all arguments of that, by name. The ``forward`` of
+#: ``nn.TransformerDecoderLayer`` can be traced.
 _FORMS: dict[type[nn.Module], Callable[..., Any]] = {
-    nn.Transformer: transformer,
-    nn.TransformerEncoder: encoder,
+    nn.Transformer: _transformer,
+    nn.TransformerEncoder: _encoder,
     nn.TransformerEncoderLayer: encoder_layer,
-    nn.TransformerDecoder: decoder,
-    nn.TransformerDecoderLayer: decoder_layer,
+    nn.TransformerDecoder: _decoder,
+    nn.TransformerDecoderLayer: nn.TransformerDecoderLayer.forward,
 }
+COMPOSED = tuple(_FORMS)
 _Call = dict[str, TensorFacts]
 
 
@@ -470,10 +395,7 @@ def _recorded(model: nn.Module, paths: set[str], example_inputs: Any) -> dict[st
         module = trial.get_submodule(path)
         form = _form_of(path, partial(_note, path, calls.setdefault(path, [])))
         module.__dict__["forward"] = partial(form, module)
-    args, kwargs = as_arguments(example_inputs)
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
-        trial(*fresh(args), **fresh(kwargs))
+    call(trial, example_inputs)
     return calls
 
 
@@ -481,7 +403,7 @@ def _note(path: str, calls: list[_Call], given: dict[str, Any]) -> _Call:
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     if any(tensor.is_nested for tensor in tensors.values()):
         raise _StaysWholeError(path, "it is called with nested tensors")
-    known = {name: TensorFacts(value.dim(), value.dtype) for name, value in tensors.items()}
+    known = {name: TensorFacts(tuple(value.shape), value.dtype) for name, value in tensors.items()}
     calls.append(known)
     return known
 
@@ -492,14 +414,15 @@ def _form_of(path: str, facts: Callable[[dict[str, Any]], _Call]) -> Callable[..
     def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         kind = _kind(module)
         assert kind is not None, path
-        if kind is not nn.MultiheadAttention:
-            return _FORMS[kind](module, *args, **kwargs)
-        given = _SIGNATURE.bind(module, *args, **kwargs).arguments
-        given.pop("self")
-        known = facts(given)  # may remove arguments from ``given``
-        return multihead_attention(module, known, **given)  # type: ignore[arg-type]
+        bound = inspect.signature(kind.forward).bind(module, *args, **kwargs)
+        is_attention = kind is nn.MultiheadAttention
+        if not is_attention:
+            bound.apply_defaults()
+        given = {name: value for name, value in bound.arguments.items() if name != "self"}
+        if not is_attention:
+            return _FORMS[kind](module, **given)
+        attention: Any = module
+        known = facts(given)  # may change arguments in ``given``
+        return multihead_attention(attention, known, **given)
 
     return forward
-
-
-_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)

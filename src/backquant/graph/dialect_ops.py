@@ -1,4 +1,7 @@
-"""Operators of the QDQ dialect beside PyTorch's: groups and blocks, 8-bit floats, roundings of hardware."""
+"""Operators of the QDQ dialect beside PyTorch's: groups and blocks, 8-bit floats, roundings of hardware.
+
+They are ``torch.ops.backquant.*`` once this module is imported.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,6 @@ from backquant.errors import EngineError, InputError
 #     x = (q - zero_point) * scale      scale and zero point: one for each block of a grid over the tensor
 #
 # The operators of ``quantized_decomposed`` know groups along the last axis of a matrix only.
-
-_LIBRARY: list[torch.library.Library] = []
 
 
 def quantize_blocks(
@@ -79,27 +80,6 @@ def dequantize_blocks(input: Tensor, scale: Tensor, zero_point: Tensor) -> Tenso
     return dequantize_tensor(input, scale, zero_point, block=block_of(input.shape, scale.shape))
 
 
-def register_blocks() -> None:
-    """Make the operators callable as ``torch.ops.backquant.*``; twice does nothing.
-
-    >>> register_blocks()
-    >>> q, one = torch.ones(1, 2, dtype=torch.int8), torch.ones(1, 1)
-    >>> torch.ops.backquant.dequantize_blocks(q, one, one)
-    tensor([[0., 0.]])
-    """
-    if _LIBRARY:
-        return
-    library = torch.library.Library("backquant", "FRAGMENT")
-    library.define("dequantize_blocks(Tensor input, Tensor scale, Tensor zero_point) -> Tensor")
-    library.define(
-        "quantize_blocks(Tensor input, str granularity, int quant_min, int quant_max, float eps, "
-        "ScalarType dtype, ScalarType? scale_dtype=None) -> (Tensor, Tensor, Tensor)"
-    )
-    for operator in (quantize_blocks, dequantize_blocks):
-        library.impl(operator.__name__, operator, "CompositeExplicitAutograd")
-    _LIBRARY.append(library)
-
-
 # Quantization to 8-bit floats: ``torch.ops.backquant.quantize_float8`` and ``dequantize_float8``.
 #
 #     q = float8(clamp(x / scale, -max, max))      rounded to the nearest, ties to even; max is 448 for E4M3
@@ -111,7 +91,6 @@ def register_blocks() -> None:
 # (arXiv:2209.05433) for E4M3.
 
 _ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
-_FLOAT8_LIBRARY: list[torch.library.Library] = []
 
 
 def quantize_float8(input: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -136,24 +115,6 @@ def dequantize_float8(input: Tensor, scale: float) -> Tensor:
     return input.to(torch.float32) * scale
 
 
-def register_float8() -> None:
-    """Make the operators callable as ``torch.ops.backquant.*``. Does nothing when they are already.
-
-    >>> register_float8()
-    >>> q = torch.ops.backquant.quantize_float8(torch.tensor([0.3]), 1.0, torch.float8_e4m3fn)
-    >>> torch.ops.backquant.dequantize_float8(q, 1.0)
-    tensor([0.3125])
-    """
-    if _FLOAT8_LIBRARY:
-        return
-    library = torch.library.Library("backquant", "FRAGMENT")
-    library.define("quantize_float8(Tensor input, float scale, ScalarType dtype) -> Tensor")
-    library.define("dequantize_float8(Tensor input, float scale) -> Tensor")
-    library.impl("quantize_float8", quantize_float8, "CompositeExplicitAutograd")
-    library.impl("dequantize_float8", dequantize_float8, "CompositeExplicitAutograd")
-    _FLOAT8_LIBRARY.append(library)
-
-
 # Quantization as hardware rounds: ``torch.ops.backquant.quantize_rounded`` and ``requantize``.
 #
 #     quantize_rounded    q = clamp(round(x / scale) + zero_point), in the rounding that is named
@@ -161,8 +122,6 @@ def register_float8() -> None:
 #                         by the arithmetic that is named (``backquant.dtypes.arithmetic``)
 #
 # The operators of ``quantized_decomposed`` round halves to even, and know of no sums.
-
-_REQUANTIZE_LIBRARY: list[torch.library.Library] = []
 
 
 def quantize_rounded(
@@ -214,24 +173,19 @@ def requantize(
     return (made + zero_point).clamp(quant_min, quant_max).to(dtype)
 
 
-def register_requantize() -> None:
-    """Make the operators callable as ``torch.ops.backquant.*``. Does nothing when they are already.
-
-    >>> register_requantize()
-    >>> torch.ops.backquant.quantize_rounded(torch.tensor([2.5]), 1.0, 0, 0, 9, torch.uint8, "half_away")
-    tensor([3], dtype=torch.uint8)
-    """
-    if _REQUANTIZE_LIBRARY:
-        return
-    library = torch.library.Library("backquant", "FRAGMENT")
-    tail = "float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype"
-    library.define(f"quantize_rounded(Tensor input, {tail}, str rounding) -> Tensor")
-    library.define(
-        f"requantize(Tensor input, Tensor unit, int axis, {tail}, str arithmetic, str rounding) -> Tensor"
-    )
-    for operator in (quantize_rounded, requantize):
-        library.impl(operator.__name__, operator, "CompositeExplicitAutograd")
-    _REQUANTIZE_LIBRARY.append(library)
+_STEPS = "float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype"
+_LIBRARY = torch.library.Library("backquant", "FRAGMENT")
+for _operator, _schema in {
+    quantize_blocks: "(Tensor input, str granularity, int quant_min, int quant_max, float eps, "
+    "ScalarType dtype, ScalarType? scale_dtype=None) -> (Tensor, Tensor, Tensor)",
+    dequantize_blocks: "(Tensor input, Tensor scale, Tensor zero_point) -> Tensor",
+    quantize_float8: "(Tensor input, float scale, ScalarType dtype) -> Tensor",
+    dequantize_float8: "(Tensor input, float scale) -> Tensor",
+    quantize_rounded: f"(Tensor input, {_STEPS}, str rounding) -> Tensor",
+    requantize: f"(Tensor input, Tensor unit, int axis, {_STEPS}, str arithmetic, str rounding) -> Tensor",
+}.items():
+    _LIBRARY.define(f"{_operator.__name__}{_schema}")
+    _LIBRARY.impl(_operator.__name__, _operator, "CompositeExplicitAutograd")
 
 
 # The quantize/dequantize operators on plain integer tensors: ``torch.ops.quantized_decomposed``.

@@ -52,6 +52,15 @@ def set_module(root: nn.Module, path: str, module: nn.Module) -> None:
         parent.add_module(name, module)
 
 
+def made_module(root: nn.Module, path: str) -> nn.Module:
+    """The submodule at a dotted path, an empty one where there is none."""
+    try:
+        return get_module(root, path)
+    except AttributeError:
+        set_module(root, path, nn.Module())
+        return get_module(root, path)
+
+
 def free_path(root: nn.Module, path: str) -> str:
     """``path`` with the first number behind it that is not taken.
 
@@ -119,10 +128,8 @@ class GraphEditor:
 
     def read_buffer(self, before: fx.Node, path: str, tensor: torch.Tensor) -> fx.Node:
         """Register a buffer at a dotted path and read it right before a node."""
-        parent_path, _, name = path.rpartition(".")
-        if parent_path and not _has_module(self.module, parent_path):
-            set_module(self.module, parent_path, nn.Module())
-        get_module(self.module, parent_path).register_buffer(name, tensor)
+        owner, _, name = path.rpartition(".")
+        made_module(self.module, owner).register_buffer(name, tensor)
         with self.graph.inserting_before(before):
             return self.graph.get_attr(path)
 
@@ -143,14 +150,6 @@ class GraphEditor:
         """Regenerate the module's code and return it."""
         self.module.recompile()
         return self.module
-
-
-def _has_module(root: nn.Module, path: str) -> bool:
-    try:
-        root.get_submodule(path)
-    except AttributeError:
-        return False
-    return True
 
 
 def remove_unused_modules(module: fx.GraphModule) -> None:

@@ -120,6 +120,18 @@ def check_inputs(
         ) from error
 
 
+def call(model: nn.Module, inputs: Any) -> Any:
+    """What ``model`` gives for a batch, without gradients. The state of the random numbers and objects among
+    the inputs stay as they are.
+
+    >>> call(nn.Linear(3, 2), torch.zeros(1, 3)).shape
+    torch.Size([1, 2])
+    """
+    args, kwargs = as_arguments(inputs)
+    with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(model)):
+        return model(*fresh(args), **fresh(kwargs))
+
+
 _BYTES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 

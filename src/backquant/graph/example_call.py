@@ -7,15 +7,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from backquant.errors import InputError
 from backquant.graph.clone import own_buffers
 from backquant.graph.costs import MultiplyAdds
-from backquant.graph.example import as_arguments, check_inputs
+from backquant.graph.example import call, check_inputs
 from backquant.graph.interception import Draws
-from backquant.graph.objects import fresh
 from backquant.graph.outside import codes_run, generators_as_before, outside_of
 from backquant.graph.settle import WritesParameterError
 from backquant.graph.state import Snapshot, state_of
@@ -77,10 +75,8 @@ def first_calls(model: nn.Module, paths: Iterable[str], inputs: Any) -> dict[str
 
     for path in paths:
         copied.get_submodule(path).register_forward_pre_hook(partial(note, path), with_kwargs=True)
-    args, kwargs = as_arguments(inputs)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
-            copied(*fresh(args), **fresh(kwargs))
+        call(copied, inputs)
     except Exception:  # the model is called, and its errors told, where its example is checked
         return {}
     return found

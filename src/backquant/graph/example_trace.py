@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -24,9 +24,6 @@ from backquant.graph.in_place import Changeable, put
 from backquant.graph.interception import frame_line
 from backquant.graph.objects import field_index
 from backquant.graph.tracer import Held, ModuleTracer
-
-__all__ = ["ExampleTracer"]
-
 
 # What the nodes of a trace are on the example inputs: tensors without their values.
 
@@ -169,45 +166,97 @@ class ExampleProxy(Changeable):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # rule 1
-        if not _asks_for_class(sys._getframe(1)):
+        value = self._value()
+        if value is UNKNOWN or not _asks_for_class(sys._getframe(1)):
             return type(self)
-        return self.tracer.class_of(self._value()) or type(self)
+        return torch.Tensor if isinstance(value, torch.Tensor) else type(value)
 
     def _value(self) -> Any:
         return self.tracer.values.of(self.node)
+
+    def _known(self) -> Any:
+        """The value, which must not be one that tensors decide."""
+        value = self._value()
+        if value is UNKNOWN:
+            self.tracer.to_bool(self)  # raises
+        return value
+
+    def _number(self) -> Any:
+        value = self._known()
+        if not isinstance(value, (bool, int, float)):
+            return self.tracer.to_bool(self)
+        return self.tracer.hold(self.node, value)
 
     def __getattr__(self, name: str) -> Any:
         return self.tracer.attribute(self, name)
 
     def __bool__(self) -> bool:
-        return self.tracer.truth(self, sys._getframe(1))
+        asking, value = sys._getframe(1), self._value()
+        passes = asserted(asking)
+        if passes is not None and (value is UNKNOWN or isinstance(value, torch.Tensor)):
+            self.tracer.unchecked[frame_line(asking)] = None
+            return passes
+        value = self._known()
+        if isinstance(value, torch.Tensor):
+            return bool(self.tracer.to_bool(self))
+        if isinstance(value, bool):
+            return bool(self.tracer.hold(self.node, value))
+        if isinstance(value, (int, float)):
+            return bool(self.tracer.create_proxy("call_function", operator.truth, (self,), {}))
+        if isinstance(value, (tuple, list, dict)):
+            return len(self) > 0
+        return bool(value)
 
     def __len__(self) -> int:
-        return self.tracer.length(self)
+        value = self._known()
+        if isinstance(value, torch.Size):
+            source = self.tracer.tensor_of_shape(self)
+            if source is not None:
+                return self.tracer.rank(*source)
+        count = len(value)
+        if isinstance(value, (torch.Tensor, torch.Size)) or _is_argument(self):
+            self.tracer.hold(self.tracer.noted(len, self), count)
+        return count
 
     def __iter__(self) -> Iterator[Any]:
-        return self.tracer.items(self)
+        value = self._known()
+        if isinstance(value, dict):
+            if _is_argument(self):
+                len(self)
+            return iter(list(value))
+        if not isinstance(value, (torch.Tensor, tuple, list)):
+            return self.tracer.iter(self)
+        this: Any = self
+        return (this[index] for index in range(len(self)))
 
     def keys(self) -> Any:
         return self.tracer.called_method(self, "keys", (), {})
 
     def __contains__(self, item: Any) -> bool:
-        return self.tracer.contains(self, item)
+        value = self._known()
+        if isinstance(value, dict):
+            return item in value
+        return any(each is item or each == item for each in self)
 
     def __int__(self) -> int:
-        return int(self.tracer.number(self))
+        return int(self._number())
 
     def __float__(self) -> float:
-        return float(self.tracer.number(self))
+        return float(self._number())
 
     def __round__(self, digits: int | None = None) -> Any:
-        return round(self.tracer.number(self), digits)
+        return round(self._number(), digits)
 
     def __index__(self) -> int:
         return self.tracer.index(self, _position(sys._getframe(1)))
 
     def __hash__(self) -> int:
-        return self.tracer.hash_of(self)
+        value = self._value()
+        if value is UNKNOWN or isinstance(value, torch.Tensor):
+            return id(self)
+        is_read = isinstance(self, ExampleAttribute)
+        self.tracer.wanted.add(_key(self.root, self.attr) if is_read else self.node.name)
+        raise TypeError(f"unhashable type: {type(value).__name__!r}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self._value(), torch.Tensor):  # rule 4
@@ -367,7 +416,7 @@ class ExampleTracer(ModuleTracer):
         if kind != "get_attr":
             self._run(node, kind, target)
         if node.name in self._as_they_are and id(target) not in self._autowrap_function_ids:
-            return self._hold(node, self.values.of(node))
+            return self.hold(node, self.values.of(node))
         return made
 
     def _run(self, node: fx.Node, kind: str, target: Any) -> None:
@@ -437,12 +486,6 @@ class ExampleTracer(ModuleTracer):
 
     # what Python asks of it
 
-    def class_of(self, value: Any) -> type | None:
-        """What ``isinstance`` is to see; ``None``: the proxy."""
-        if value is UNKNOWN:
-            return None
-        return torch.Tensor if isinstance(value, torch.Tensor) else type(value)
-
     def attribute(self, proxy: ExampleProxy, name: str) -> Any:
         """``proxy.name``, which is not recorded before it is used."""
         value = proxy._value()
@@ -450,21 +493,21 @@ class ExampleTracer(ModuleTracer):
             return ExampleAttribute(proxy, name, UNKNOWN)
         if isinstance(value, torch.Tensor):
             if name == "ndim":
-                return self._rank(proxy.node, value)
+                return self.rank(proxy.node, value)
             if name.startswith("_") and not name.endswith(
                 "__"
             ):  # of what Python has the trace has none
                 raise AttributeError(name)
         if isinstance(value, _INFO):
             for node in proxy.node.all_input_nodes:
-                self._hold(node, self.values.of(node))
+                self.hold(node, self.values.of(node))
             return getattr(value, name)
         if not hasattr(torch.Tensor if isinstance(value, torch.Tensor) else value, name):
             raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")
         found = self.values.called(getattr, (value, name), {})
         made = ExampleAttribute(proxy, name, UNKNOWN if inspect.isroutine(found) else found)
         if _key(proxy, name) in self._as_they_are:
-            return self._hold(made.node, found)
+            return self.hold(made.node, found)
         if isinstance(
             found, str
         ):  # code in C takes no text of a trace (``autocast(x.device.type)``)
@@ -475,55 +518,37 @@ class ExampleTracer(ModuleTracer):
         """The node of an attribute; fields of a named tuple are read by their number, as a file may."""
         index = field_index(root._value(), name)
         if index is not None:
-            made = super().create_proxy("call_function", operator.getitem, (root, index), {})
-            self.values.run(made.node, operator.getitem)
-            return made.node
-        made = super().create_proxy("call_function", getattr, (root, name), {})
-        self.values.run(made.node, getattr)
-        return made.node
+            made = self.noted(operator.getitem, root, index)
+            self.values.run(made, operator.getitem)
+            return made
+        made = self.noted(getattr, root, name)
+        self.values.run(made, getattr)
+        return made
+
+    def noted(self, target: Callable[..., Any], *args: Any) -> fx.Node:
+        """A call that is recorded as in any trace."""
+        made: fx.Node = super().create_proxy("call_function", target, args, {}).node
+        return made
 
     def called_method(
         self, root: ExampleProxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         value = root._value()
         if isinstance(value, torch.Tensor) and name in _RANKS:
-            return self._rank(root.node, value)
+            return self.rank(root.node, value)
         if isinstance(value, dict) and name in _VIEWS_OF_DICTS:
-            keys = [*self.items(root)]
-            values = keys if name == "keys" else [root[key] for key in keys]  # type: ignore[index]
+            keys, held = [*root], cast(Any, root)
+            values = keys if name == "keys" else [held[key] for key in keys]
             return list(zip(keys, values, strict=True)) if name == "items" else values
         return self.create_proxy("call_method", name, (root, *args), kwargs)
 
-    def truth(self, proxy: ExampleProxy, asking: FrameType) -> bool:
-        value = proxy._value()
-        passes = asserted(asking)
-        if passes is not None and (value is UNKNOWN or isinstance(value, torch.Tensor)):
-            self.unchecked[frame_line(asking)] = None
-            return passes
-        value = self._known(proxy)
-        if isinstance(value, torch.Tensor):
-            return bool(self.to_bool(proxy))
-        if isinstance(value, bool):
-            return bool(self._hold(proxy.node, value))
-        if isinstance(value, (int, float)):
-            return bool(self.create_proxy("call_function", operator.truth, (proxy,), {}))
-        if isinstance(value, (tuple, list, dict)):
-            return self.length(proxy) > 0
-        return bool(value)
-
-    def number(self, proxy: ExampleProxy) -> Any:
-        value = self._known(proxy)
-        if not isinstance(value, (bool, int, float)):
-            return self.to_bool(proxy)
-        return self._hold(proxy.node, value)
-
     def index(self, proxy: ExampleProxy, position: tuple[FrameType, int]) -> int:
         """A size as an index; held unless the call at ``position`` turns out to be recorded."""
-        value = self._known(proxy)
+        value = proxy._known()
         if not isinstance(value, (bool, int)):
             raise TypeError(f"{type(value).__name__!r} object cannot be interpreted as an integer")
         if proxy.node not in self.held:
-            self._hold(proxy.node, value)
+            self.hold(proxy.node, value)
             self._indexed.setdefault(position, []).append(proxy.node)
         return int(value)
 
@@ -531,64 +556,21 @@ class ExampleTracer(ModuleTracer):
         for node in self._indexed.pop(position, ()):
             self.held.pop(node, None)
 
-    def length(self, proxy: ExampleProxy) -> int:
-        value = self._known(proxy)
-        if isinstance(value, torch.Size):
-            source = self._tensor_behind(proxy)
-            if source is not None:
-                return self._rank(*source)
-        count = len(value)
-        if isinstance(value, (torch.Tensor, torch.Size)) or _is_argument(proxy):
-            node = super().create_proxy("call_function", len, (proxy,), {}).node
-            self._hold(node, count)
-        return count
-
-    def items(self, proxy: ExampleProxy) -> Iterator[Any]:
-        value = self._known(proxy)
-        if isinstance(value, dict):
-            if _is_argument(proxy):
-                self.length(proxy)
-            return iter(list(value))
-        if not isinstance(value, (torch.Tensor, tuple, list)):
-            return super().iter(proxy)
-        return (proxy[index] for index in range(self.length(proxy)))  # type: ignore[index]
-
-    def contains(self, proxy: ExampleProxy, item: Any) -> bool:
-        value = self._known(proxy)
-        if isinstance(value, dict):
-            return item in value
-        return any(each is item or each == item for each in self.items(proxy))
-
-    def hash_of(self, proxy: ExampleProxy) -> int:
-        value = proxy._value()
-        if value is UNKNOWN or isinstance(value, torch.Tensor):
-            return id(proxy)
-        is_read = isinstance(proxy, ExampleAttribute)
-        self.wanted.add(_key(proxy.root, proxy.attr) if is_read else proxy.node.name)
-        raise TypeError(f"unhashable type: {type(value).__name__!r}")
-
     # what is held
 
-    def _known(self, proxy: ExampleProxy) -> Any:
-        """The value of ``proxy``, which must not be one that tensors decide."""
-        value = proxy._value()
-        if value is UNKNOWN:
-            self.to_bool(proxy)  # raises
-        return value
-
-    def _hold(self, node: fx.Node, value: Any) -> Any:
+    def hold(self, node: fx.Node, value: Any) -> Any:
         if node not in self.held:
             self.held[node] = Held(value, frame_line(sys._getframe(1)))
         return value
 
-    def _rank(self, node: fx.Node, value: torch.Tensor) -> int:
+    def rank(self, node: fx.Node, value: torch.Tensor) -> int:
         if node not in self._ranks:
             self._ranks[node] = value.dim()
             read = self.create_node("call_method", "dim", (node,), {})
-            self._hold(read, value.dim())
+            self.hold(read, value.dim())
         return value.dim()
 
-    def _tensor_behind(self, proxy: ExampleProxy) -> tuple[fx.Node, torch.Tensor] | None:
+    def tensor_of_shape(self, proxy: ExampleProxy) -> tuple[fx.Node, torch.Tensor] | None:
         """The tensor whose shape ``proxy`` is."""
         if isinstance(proxy, ExampleAttribute):
             node, is_shape = proxy.root.node, proxy.attr == "shape"

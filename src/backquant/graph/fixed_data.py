@@ -30,8 +30,6 @@ from backquant.graph.example import check_inputs
 from backquant.graph.interception import frame_line, is_users
 from backquant.graph.objects import attributes, is_object, tensors_of
 
-__all__ = ["asserted", "passing_asserts", "unchecked_notes"]
-
 _PLAIN = (bool, int, float, str, type(None))
 Owner = tuple[type, str]  # a class, and the name of one of its attributes
 Data = tuple[tuple[str, Any], ...]  # pairs of a path in an argument and the value there
@@ -45,32 +43,31 @@ class Leaf(NamedTuple):
     owner: Owner | None
 
 
-def leaves(value: Any) -> Iterator[Leaf]:
-    """What ``value`` is made of: tensors, numbers, and all else that is taken apart no further.
+def leaves(
+    value: Any, place: str = "", owner: Owner | None = None, above: frozenset[int] = frozenset()
+) -> Iterator[Leaf]:
+    """What ``value`` is made of: tensors, numbers, and all else that is taken apart no further. ``place``,
+    ``owner`` and ``above``: where it stands itself.
 
     >>> import types
     >>> [leaf[:2] for leaf in leaves({"a": [1, "b"], "c": types.SimpleNamespace(d=2.0)})]
     [("['a'][0]", 1), ("['a'][1]", 'b'), ("['c'].d", 2.0)]
     """
-    yield from _leaves(value, "", None, frozenset())
-
-
-def _leaves(value: Any, place: str, owner: Owner | None, above: frozenset[int]) -> Iterator[Leaf]:
     if id(value) in above:  # a cycle: an object that contains itself
         return
     above |= {id(value)}
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _leaves(part, f"{place}[{key!r}]", owner, above)
+            yield from leaves(part, f"{place}[{key!r}]", owner, above)
     elif isinstance(value, (list, tuple)):
         for index, part in enumerate(value):
-            yield from _leaves(part, f"{place}[{index}]", owner, above)
+            yield from leaves(part, f"{place}[{index}]", owner, above)
     elif is_object(value) and type(value) in pytree.SUPPORTED_NODES:
         parts, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
-        yield from _leaves(list(parts), place, owner, above)
+        yield from leaves(list(parts), place, owner, above)
     elif is_object(value):
         for name, part in attributes(value).items():
-            yield from _leaves(part, f"{place}.{name}", (type(value), name), above)
+            yield from leaves(part, f"{place}.{name}", (type(value), name), above)
     else:
         yield Leaf(place, value, owner)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import random
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import attrgetter
 from types import FunctionType, MappingProxyType
@@ -26,7 +27,7 @@ from backquant.graph.provenance import Scope
 
 _LARGE = 1 << 22  # elements
 _PACKAGES = ("torch", "_operator", "builtins", "math")
-_RANDOM = ("rand", "bernoulli", "multinomial", "normal", "poisson", "dropout", "uniform")
+_RANDOM = re.compile("rand|bernoulli|multinomial|normal|poisson|dropout|uniform|exponential")
 _SAFE_NAMES = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "normalize"})
 _KEPT = (
     nn.Embedding,
@@ -157,7 +158,7 @@ class _Constants:
             return attrgetter(str(node.target))(self._module)
         given: Any = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         args, kwargs = given
-        call: Callable[..., Any] = node.target  # type: ignore[assignment]
+        call: Any = node.target
         if node.op == "call_method":
             first, *args = args
             call = getattr(first, str(node.target))
@@ -169,13 +170,24 @@ class _Constants:
 
 
 # -- which calls may be computed at capture ---------------------------------------------------------------
-def _is_known(target: Any, node: fx.Node) -> bool:
+def is_plain(target: Any) -> bool:
+    """Whether a function is torch's or Python's, and draws no random numbers.
+
+    >>> is_plain(torch.add), is_plain(torch.rand), is_plain(torch.ops.aten.bernoulli.default)
+    (True, False, False)
+    """
     if isinstance(target, OpOverload):
-        random = torch.Tag.nondeterministic_seeded in target.tags
-        return target.namespace == "aten" and not random and "embedding" not in target._schema.name
-    name = getattr(target, "__name__", "")
+        seeded = torch.Tag.nondeterministic_seeded in target.tags
+        return target.namespace == "aten" and not seeded
     package = (getattr(target, "__module__", None) or "torch").partition(".")[0]
-    if package not in _PACKAGES or is_random(name) or name in ("embedding", "embedding_bag"):
+    return package in _PACKAGES and not is_random(getattr(target, "__name__", ""))
+
+
+def _is_known(target: Any, node: fx.Node) -> bool:
+    name = (
+        target._schema.name if isinstance(target, OpOverload) else getattr(target, "__name__", "")
+    )
+    if not is_plain(target) or "embedding" in name:
         return False
     if target is F.batch_norm and _argument(node, 1, "running_mean") is not None:
         return not _argument(node, 5, "training")
@@ -192,7 +204,7 @@ def is_random(name: str) -> bool:
     >>> is_random("rand_like"), is_random("normalize")
     (True, False)
     """
-    return name not in _SAFE_NAMES and any(word in name for word in _RANDOM)
+    return name not in _SAFE_NAMES and _RANDOM.search(name) is not None
 
 
 # Functions that a trace left whole (``torch.fx.wrap``), taken apart where that is possible.

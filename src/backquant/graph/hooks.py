@@ -20,19 +20,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-__all__ = [
-    "KeptHook",
-    "drop_hooks",
-    "forward_in_place",
-    "has_own_methods",
-    "has_hooks",
-    "hold_computed_weights",
-    "only_users_hooks",
-    "removal_of",
-    "weight_hooks",
-    "with_hooks",
-]
-
+_OF_MODULES = frozenset(vars(nn.Module()))
 _TABLES = ("_forward_pre_hooks", "_forward_hooks")
 # Of the names of what hooks compute a weight from.
 _ENDINGS = ("_g", "_v", "_u", "_orig", "_mask")
@@ -94,12 +82,9 @@ def has_own_methods(module: nn.Module) -> bool:
     >>> has_own_methods(linear), has_own_methods(nn.Linear(2, 2))
     (True, False)
     """
-    kind = type(module)
-    return any(callable(value) and _is_method(kind, name) for name, value in vars(module).items())
-
-
-def _is_method(kind: type, name: str) -> bool:
-    return not name.startswith("__") and callable(getattr(kind, name, None))
+    kind, held = type(module), vars(module)
+    own = [name for name in held.keys() - _OF_MODULES if callable(held[name])]
+    return any(callable(getattr(kind, name, None)) for name in own if not name.startswith("__"))
 
 
 def drop_hooks(copied: nn.Module) -> None:
@@ -160,8 +145,8 @@ def weight_hooks(module: nn.Module) -> dict[str, Callable[..., Any]]:
     """
     if isinstance(module, torch.jit.ScriptModule):
         return {}
-    hooks = filter(_computes_weight, module._forward_pre_hooks.values())
-    return {getattr(hook, "name", "") or hook._tensor_name: hook for hook in hooks}  # type: ignore[attr-defined]
+    hooks: Any = filter(_computes_weight, module._forward_pre_hooks.values())
+    return {getattr(hook, "name", "") or hook._tensor_name: hook for hook in hooks}
 
 
 def hold_computed_weights(copied: nn.Module) -> None:

@@ -44,16 +44,8 @@ _OPERATORS = frozenset(
 )
 _VIEWS = frozenset(
     {
-        *(
-            "view",
-            "view_as",
-            "reshape",
-            "reshape_as",
-            "flatten",
-            "unflatten",
-            "ravel",
-            "contiguous",
-        ),
+        *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel"),
+        "contiguous",
         *("transpose", "permute", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "getattr"),
         *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "detach", "alias"),
         *("getitem", "select", "narrow", "chunk", "split", "tensor_split", "unbind", "unfold"),
@@ -123,11 +115,11 @@ def is_view(node: fx.Node, called: nn.Module | None = None) -> bool:
     if isinstance(target, OpOverload):
         return any(result.alias_info is not None for result in target._schema.returns)
     name = _name(node)
-    is_item = name == "getitem" and isinstance(node.args[0], fx.Node)
-    return name in _VIEWS and not (is_item and _name(node.args[0]) in _SEVERAL)
+    source = node.args[0] if name == "getitem" else None
+    return name in _VIEWS and not (isinstance(source, fx.Node) and _name(source) in _SEVERAL)
 
 
-def _name(node: Any) -> str:
+def _name(node: fx.Node) -> str:
     """Of the function or method that is called."""
     target = node.target
     return target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -23,9 +23,6 @@ from torch.nn.modules import module as hooks
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["DispatchMode"]
-
-
 # Dispatch modes that PyTorch's compiler costs nothing, and that do it no harm.
 #
 # 1. ``TorchDispatchMode`` keeps the compiler out of ``__torch_dispatch__`` by a wrapper that imports it

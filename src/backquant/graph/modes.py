@@ -34,9 +34,6 @@ from backquant.graph.folding import inline_call, passed_on
 from backquant.graph.own_thread import in_turn
 from backquant.graph.provenance import Scope
 
-__all__ = ["CustomGradient", "inline_custom_gradients", "kept_custom_gradients"]
-
-
 # Functions with a gradient of their own (``torch.autograd.Function``) in models that are trained.
 #
 # A trace runs their ``forward`` and records what it computes, with the gradient of that: a rounding that
@@ -243,11 +240,11 @@ def _in_both_modes(
     difference = _first_difference(*graphs[1:]) or _first_difference(*graphs[:2])
     if difference:
         return CapturedForTraining(own, f"{_only_in_own_mode(model)}: {difference}")
-    writer = _Writer(model, own, NamePool(own.module))
+    insert = partial(_insert, model, own, NamePool(own.module))
     for node, one, two in zip(*(list(graph.nodes) for graph in graphs), strict=True):
         for position, (first, second) in enumerate(zip(_leaves(one), _leaves(two), strict=True)):
             if not _equal(first, second):
-                writer.insert(node, position, ModeValue(first, second))
+                insert(node, position, ModeValue(first, second))
     return CapturedForTraining(own, "")
 
 
@@ -260,7 +257,8 @@ def passed_on_in_evaluation(modules: Mapping[str, nn.Module], node: fx.Node) -> 
     if node.op == "call_module":
         called = modules[str(node.target)]
         is_dropped = isinstance(called, ByMode) and is_identity(called.in_evaluation.graph)
-        return [*node.args, *node.kwargs.values()][0] if is_dropped else None  # type: ignore[return-value]
+        first: Any = [*node.args, *node.kwargs.values()][0] if is_dropped else None
+        return first if isinstance(first, fx.Node) else None
     read = (each for each in node.all_input_nodes if each.op == "call_module")
     values = {each: modules[str(each.target)] for each in read}
     known = {
@@ -366,32 +364,25 @@ def _equal(one: Any, two: Any) -> bool:
     return type(one) is type(two) and bool(one == two)
 
 
-class _Writer:
-    """Puts mode values into one captured graph."""
-
-    def __init__(self, model: nn.Module, captured: Captured, names: NamePool) -> None:
-        self._model = model
-        self._captured = captured
-        self._names = names
-
-    def insert(self, node: fx.Node, position: int, value: ModeValue) -> None:
-        """Let the ``position``-th leaf of ``node`` be the result of ``value``, in its scope."""
-        scope = self._captured.scopes.get(node.name, Scope("", None))
-        owner = scope.parent if node.op == "call_module" else scope.path
-        path = ".".join(filter(None, (owner, self._names.take("mode_value_"))))
-        set_module(self._captured.module, path, value)
-        value.train(self._model.get_submodule(owner).training)
-        self._keep_flags(owner)
-        graph = self._captured.module.graph
-        with graph.inserting_before(node):
-            read = graph.call_module(path)
-        self._captured.scopes[read.name] = Scope(path, ModeValue)
-        leaves = count()
-        _replace(node, lambda leaf: read if next(leaves) == position else leaf)
-
-    def _keep_flags(self, path: str) -> None:
-        """Containers on the way may be new: they get the flags that they have in the model."""
-        while path:
-            original = self._model.get_submodule(path)
-            self._captured.module.get_submodule(path).training = original.training
-            path = path.rpartition(".")[0]
+def _insert(
+    model: nn.Module,
+    captured: Captured,
+    names: NamePool,
+    node: fx.Node,
+    position: int,
+    value: ModeValue,
+) -> None:
+    """Let the ``position``-th leaf of ``node`` be the result of ``value``, in its scope."""
+    scope = captured.scopes.get(node.name, Scope("", None))
+    owner = scope.parent if node.op == "call_module" else scope.path
+    path = ".".join(filter(None, (owner, names.take("mode_value_"))))
+    set_module(captured.module, path, value)
+    value.train(model.get_submodule(owner).training)
+    with captured.module.graph.inserting_before(node):
+        read = captured.module.graph.call_module(path)
+    captured.scopes[read.name] = Scope(path, ModeValue)
+    leaves = count()
+    _replace(node, lambda leaf: read if next(leaves) == position else leaf)
+    while owner:  # containers on the way may be new: they get the flags that they have in the model
+        captured.module.get_submodule(owner).training = model.get_submodule(owner).training
+        owner = owner.rpartition(".")[0]

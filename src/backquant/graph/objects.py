@@ -65,15 +65,11 @@ class Shell:
         """
         kind: Any = self.cls
         made = kind.__new__(kind)
-        rest = {name: _copied(value) for name, value in self.rest.items()}
+        # containers are the object's own; what is in them is shared
+        rest = {n: copy.copy(v) if isinstance(v, _CONTAINERS) else v for n, v in self.rest.items()}
         for name, value in (*rest.items(), *zip(self.names, parts, strict=True)):
             object.__setattr__(made, name, value)
         return made
-
-
-def _copied(value: Any) -> Any:
-    """Containers are the object's own; what is in them is shared."""
-    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -174,9 +170,9 @@ def part(value: Any, name: str) -> Any:
     return held[name]
 
 
-def fresh(value: Any) -> Any:
+def fresh(value: Any, above: tuple[Any, ...] = ()) -> Any:
     """``value`` with objects of its own, which a model may change, and the same tensors.
-    Raises ``InputError`` for an object that holds itself.
+    Raises ``InputError`` for an object that holds itself (``above``: those that ``value`` is in).
 
     >>> cache = types.SimpleNamespace(keys=[torch.ones(1)])
     >>> copied = fresh((cache, 2))
@@ -184,15 +180,11 @@ def fresh(value: Any) -> Any:
     (False, False, True)
     """
 
-    return _fresh(value, ())
-
-
-def _fresh(value: Any, above: tuple[Any, ...]) -> Any:
     def renewed(leaf: Any) -> Any:
         if not is_object(leaf):
             return leaf
         parts, shell = _taken_apart(leaf, above)
-        return shell.filled(_fresh(parts, (*above, leaf))) if parts else leaf
+        return shell.filled(fresh(parts, (*above, leaf))) if parts else leaf
 
     return pytree.tree_map(renewed, value)
 
@@ -207,23 +199,19 @@ def _taken_apart(value: Any, above: tuple[Any, ...]) -> tuple[list[Any], Shell]:
     return Shell.of(value)
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
+def tensors_of(value: Any, above: tuple[Any, ...] = ()) -> list[torch.Tensor]:
     """The tensors in ``value``, in the order in which an export has them.
-    Raises ``InputError`` for an object that holds itself.
+    Raises ``InputError`` for an object that holds itself (``above``: those that ``value`` is in).
 
     >>> tensors_of({"a": types.SimpleNamespace(b=[torch.ones(1)]), "c": 2})
     [tensor([1.])]
     """
-    return _tensors_of(value, ())
-
-
-def _tensors_of(value: Any, above: tuple[Any, ...]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif is_object(leaf):
-            found += _tensors_of(_taken_apart(leaf, above)[0], (*above, leaf))
+            found += tensors_of(_taken_apart(leaf, above)[0], (*above, leaf))
     return found
 
 
@@ -241,7 +229,7 @@ def known_to_export(classes: Iterable[type]) -> Iterator[None]:
             pytree._private_register_pytree_node(
                 cls,
                 Shell.of,
-                _unflatten,
+                lambda parts, shell: shell.filled(parts),
                 serialized_type_name=f"backquant.{cls.__module__}.{cls.__qualname__}.{number}",
                 flatten_with_keys_fn=_with_keys,
             )
@@ -250,10 +238,6 @@ def known_to_export(classes: Iterable[type]) -> Iterator[None]:
     finally:
         for cls in registered:
             pytree._deregister_pytree_node(cls)
-
-
-def _unflatten(parts: Iterable[Any], shell: Any) -> Any:
-    return shell.filled(parts)
 
 
 def _with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Shell]:

@@ -27,7 +27,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from backquant.graph.clone import FOREIGN, own_buffers
-from backquant.graph.state import another, are_same, by_writer, is_known, is_other, mark, run_once
+from backquant.graph.example import call
+from backquant.graph.state import another, are_same, by_writer, is_known, is_other, mark
 from backquant.graph.tracer import is_leaf
 
 _CALLS = 16
@@ -271,7 +272,7 @@ def outside_of(
 
 def _called(model: nn.Module, inputs: Any) -> Any:
     own = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, inputs)
-    return run_once(own_buffers(model), own)
+    return call(own_buffers(model), own)
 
 
 def _are_alike(one: Any, other: Any) -> bool:
@@ -310,7 +311,7 @@ def _first_other(model: nn.Module, inputs: Any) -> str:
             part.register_forward_hook(
                 lambda *call, path=path: found.append((path, copy.deepcopy(call[2])))
             )
-        run_once(trial, inputs)
+        call(trial, inputs)
         return found
 
     pairs = zip(outputs(), outputs(), strict=False)

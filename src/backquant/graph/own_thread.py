@@ -43,18 +43,62 @@ _ASKED = (
 )
 
 
-class _Capture:
-    """The thread that captures, until it ends, and what is replaced for it."""
+class _Thread:
+    """The thread that it is made in, until it ends, and what is replaced for it."""
 
     def __init__(self) -> None:
-        self.thread: int | None = threading.get_ident()
+        self.number: int | None = threading.get_ident()
         self.replaced = ExitStack()
 
     def is_here(self) -> bool:
-        return self.thread == threading.get_ident()
+        return self.number == threading.get_ident()
+
+    def choosing(
+        self, here: Callable[..., Any], elsewhere: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """``here`` to this thread, ``elsewhere`` to all others."""
+
+        @functools.wraps(here)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            function = here if self.is_here() else elsewhere
+            return function(*args, **kwargs)
+
+        return called
 
 
-_current: list[_Capture] = []  # the capture in progress: at most one
+_current: list[_Thread] = []  # that of the capture in progress: at most one
+
+
+@contextmanager
+def replaced(
+    owner: Any,
+    name: str,
+    here: Callable[..., Any] | None = None,
+    elsewhere: Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """While it is open, ``owner.name`` is ``here`` to this thread and ``elsewhere`` to all others, by default
+    what it was. Nothing changes where ``owner`` has no such function.
+
+    >>> with replaced(sys, "getrecursionlimit", here=lambda: 7):
+    ...     sys.getrecursionlimit()
+    7
+    """
+    original = getattr(owner, name, None)
+    if original is None:
+        yield
+        return
+    thread = _Thread()
+    chosen = thread.choosing(here or original, elsewhere or original)
+    setattr(owner, name, functools.wraps(original)(chosen))
+    try:
+        yield
+    finally:
+        thread.number = None
+        setattr(owner, name, original)
+
+
+def _no() -> bool:
+    return False
 
 
 @contextmanager
@@ -70,17 +114,17 @@ def capture_in_own_thread() -> Iterator[None]:
         if _current:
             yield
             return
-        capture = _Capture()
-        _current.append(capture)
+        thread = _Thread()
+        _current.append(thread)
         try:
-            with capture.replaced as replaced:
-                replaced.enter_context(_own_patcher(capture))
-                replaced.enter_context(_own_moves(capture))
+            with thread.replaced as open_now:
+                open_now.enter_context(_own_patcher(thread))
+                open_now.enter_context(replaced(nn.Module, "to", here=_to(nn.Module.to)))
                 for module, name in product(filter(None, map(sys.modules.get, _ASKED)), _FLAGS):
-                    replaced.enter_context(_own_flag(capture, module, name))
+                    open_now.enter_context(replaced(module, name, elsewhere=_no))
                 yield
         finally:
-            capture.thread = None
+            thread.number = None
             _current.clear()
 
 
@@ -96,8 +140,9 @@ def in_turn() -> Iterator[None]:
 
 
 @contextmanager
-def _own_patcher(capture: _Capture) -> Iterator[None]:
-    base: Any = getattr(_symbolic_trace, "_Patcher", None)
+def _own_patcher(thread: _Thread) -> Iterator[None]:
+    tracing: Any = _symbolic_trace
+    base: Any = getattr(tracing, "_Patcher", None)
     if base is None:
         yield
         return
@@ -110,38 +155,31 @@ def _own_patcher(capture: _Capture) -> Iterator[None]:
         ) -> None:
             before = frame_dict.get(name)
             if before is not None:
-                new_fn = _for(capture, new_fn, before)
+                new_fn = thread.choosing(new_fn, before)
             super().patch(frame_dict, name, new_fn, deduplicate)
 
         def patch_method(self, cls: type, name: str, new_fn: Any, deduplicate: bool = True) -> None:
-            new_fn = _for(capture, new_fn, getattr(cls, name))
+            new_fn = thread.choosing(new_fn, getattr(cls, name))
             super().patch_method(cls, name, new_fn, deduplicate)
 
-    _symbolic_trace._Patcher = OwnPatcher  # type: ignore[misc]
+    tracing._Patcher = OwnPatcher
     try:
         yield
     finally:
-        _symbolic_trace._Patcher = base  # type: ignore[misc]
+        tracing._Patcher = base
 
 
-@contextmanager
-def _own_moves(capture: _Capture) -> Iterator[None]:
-    """To this thread ``module.to(...)`` gives the module where its tensors are so already. A model that makes
-    sure of the dtype of a layer in ``forward`` fails in an export otherwise: torch gives each parameter
-    anew, and cannot do that to one that an export stands in for."""
-    original = nn.Module.to
+def _to(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module.to``, which gives the module where its tensors are so already. A model that makes sure of the
+    dtype of a layer in ``forward`` fails in an export otherwise: torch gives each parameter anew, and cannot
+    do that to one that an export stands in for."""
 
-    @functools.wraps(original)
-    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        if capture.is_here() and _is_there(module, torch._C._nn._parse_to(*args, **kwargs)):
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _is_there(module, torch._C._nn._parse_to(*args, **kwargs)):
             return module
         return original(module, *args, **kwargs)
 
-    nn.Module.to = to  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.to = original  # type: ignore[method-assign]
+    return to
 
 
 def _is_there(module: nn.Module, asked: tuple[Any, ...]) -> bool:
@@ -157,30 +195,6 @@ def _is_there(module: nn.Module, asked: tuple[Any, ...]) -> bool:
     )
 
 
-def _for(
-    capture: _Capture, replacement: Callable[..., Any], original: Callable[..., Any]
-) -> Callable[..., Any]:
-    """``replacement`` to the thread that captures, ``original`` to all others."""
-
-    @functools.wraps(replacement)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        function = replacement if capture.is_here() else original
-        return function(*args, **kwargs)
-
-    return called
-
-
-@contextmanager
-def _own_flag(capture: _Capture, module: Any, name: str) -> Iterator[None]:
-    """``module.is_…`` as it is to this thread, false to all others."""
-
-    def answer(original: Callable[[], bool]) -> bool:
-        return capture.is_here() and original()
-
-    with _answering(module, name, answer):
-        yield
-
-
 @contextmanager
 def without_attention_fastpath() -> Iterator[None]:
     """In this thread ``torch.backends.mha`` reports no kernels that compute an attention as one
@@ -192,12 +206,7 @@ def without_attention_fastpath() -> Iterator[None]:
     >>> torch.backends.mha.get_fastpath_enabled()
     True
     """
-    capture = _Capture()
-
-    def answer(original: Callable[[], bool]) -> bool:
-        return not capture.is_here() and original()
-
-    with _turn.lock, _answering(torch.backends.mha, "get_fastpath_enabled", answer):
+    with _turn.lock, replaced(torch.backends.mha, "get_fastpath_enabled", here=_no):
         yield
 
 
@@ -209,36 +218,13 @@ def untold_of_capture(*_: object) -> Iterator[None]:
     ...     torch.compiler.is_exporting()
     False
     """
-    capture = _Capture()
-
-    def answer(original: Callable[[], bool]) -> bool:
-        return not capture.is_here() and original()
-
-    with _turn.lock, ExitStack() as replaced:
-        for name in ("is_compiling", "is_exporting"):
-            replaced.enter_context(_answering(torch.compiler, name, answer))
+    compiler = torch.compiler
+    with (
+        _turn.lock,
+        replaced(compiler, "is_compiling", here=_no),
+        replaced(compiler, "is_exporting", here=_no),
+    ):
         yield
-
-
-@contextmanager
-def _answering(
-    module: Any, name: str, answer: Callable[[Callable[[], bool]], bool]
-) -> Iterator[None]:
-    """``module.name()`` is ``answer`` of what it was; unchanged where the module has no such function."""
-    original: Callable[[], bool] | None = getattr(module, name, None)
-    if original is None:
-        yield
-        return
-
-    @functools.wraps(original)
-    def answered() -> bool:
-        return answer(original)
-
-    setattr(module, name, answered)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
 
 
 class _OwnStream:
@@ -275,9 +261,9 @@ def _begin_child() -> None:
     if _current and _current[0].is_here():
         return
     _turn.lock = threading.RLock()
-    for capture in _current:
-        capture.thread = None
-        capture.replaced.close()
+    for thread in _current:
+        thread.number = None
+        thread.replaced.close()
     _current.clear()
 
 

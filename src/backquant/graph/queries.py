@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import fx, nn
-from torch._ops import OpOverload
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.graph.by_mode import ModeValue
 from backquant.graph.edit import get_module
 from backquant.graph.folding import is_random
 from backquant.graph.tracer import is_leaf
-
-__all__ = ["arithmetic_of", "plain_name", "InputPart", "inputs_behind"]
-
 
 #: Kinds of nodes that compute something.
 CALLS = ("call_module", "call_function", "call_method")
@@ -247,20 +243,11 @@ def nodes_in(value: Any) -> Iterator[fx.Node]:
 _PYTHON = ("_operator", "math", "builtins")
 
 
-def _after_first(node: fx.Node) -> range:
-    return range(1, len(node.args))
-
-
-# Positions of arguments that are no float tensors, by method, as PyTorch lists them.
-_KNOWN_ARGUMENTS: dict[str, dict[Any, Callable[[fx.Node], range]]] = {
-    "masked_fill": {
-        torch.bool: lambda node: range(1, min(2, len(node.args))),
-        float: lambda node: range(2, min(3, len(node.args))),
-    },
-    "size": {int: lambda node: range(1, min(2, len(node.args)))},
-    "unsqueeze": {int: lambda node: range(1, min(2, len(node.args)))},
-    "unsqueeze_": {int: lambda node: range(1, min(2, len(node.args)))},
-    **{name: {int: _after_first} for name in ("permute", "repeat", "reshape", "transpose", "view")},
+#: Arguments that are no float tensors, from which position to which, by method, as PyTorch lists them.
+_KNOWN_ARGUMENTS: dict[str, dict[Any, slice]] = {
+    "masked_fill": {torch.bool: slice(1, 2), float: slice(2, 3)},
+    **{name: {int: slice(1, 2)} for name in ("size", "unsqueeze", "unsqueeze_")},
+    **{n: {int: slice(1, None)} for n in ("permute", "repeat", "reshape", "transpose", "view")},
 }
 
 
@@ -284,9 +271,8 @@ def known_types(
     for node in graph.nodes:
         if node.op != "call_method":
             continue
-        for known, positions in _KNOWN_ARGUMENTS.get(node.target, {}).items():
-            for i in positions(node):
-                argument = node.args[i]
+        for known, places in _KNOWN_ARGUMENTS.get(str(node.target), {}).items():
+            for argument in node.args[places]:
                 for item in argument if isinstance(argument, (tuple, list)) else (argument,):
                     _note_type(item, known, found, passes_value_through)
     _note_constants(graph, found, passes_value_through)
@@ -320,46 +306,6 @@ def _note_type(
         if not (passes_value_through(value) and value.args):
             return
         value = value.args[0]
-
-
-# What a call computes, whichever way it is spelled in a captured graph.
-
-_ARITHMETIC: Mapping[Any, str] = {
-    "add": "add",
-    "sub": "sub",
-    "mul": "mul",
-    "div": "div",
-    operator.add: "add",
-    operator.sub: "sub",
-    operator.mul: "mul",
-    operator.truediv: "div",
-    torch.add: "add",
-    torch.sub: "sub",
-    torch.mul: "mul",
-    torch.div: "div",
-}
-
-
-def arithmetic_of(node: fx.Node) -> str | None:
-    """``"add"``, ``"sub"``, ``"mul"`` or ``"div"`` of two values; ``None``: something else, or with options.
-
-    >>> graph = fx.Graph()
-    >>> arithmetic_of(graph.call_function(torch.ops.aten.div.Tensor, (1, 2)))
-    'div'
-    """
-    if len(node.args) != 2 or node.kwargs:
-        return None
-    return _ARITHMETIC.get(plain_name(node.target))
-
-
-def plain_name(target: Any) -> Any:
-    """The name of an overload of ATen; other targets as they are.
-
-    >>> plain_name(torch.ops.aten.relu6.default), plain_name("clamp")
-    ('relu6', 'clamp')
-    """
-    is_aten = isinstance(target, OpOverload) and target.namespace == "aten"
-    return target._opname if is_aten else target
 
 
 # Values that depend on no input of the model.

@@ -16,8 +16,6 @@ from backquant.errors import InputError
 from backquant.graph.clone import own_in_place
 from backquant.graph.interception import DispatchMode
 
-__all__ = ["WritesParameterError", "settle", "unwritten_parameters"]
-
 
 class WritesParameterError(InputError):
     """A call is about to change a parameter of the model."""

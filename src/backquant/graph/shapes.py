@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -197,19 +197,32 @@ class _Renamed(GraphValues):
         return known | {name: known[of] for name, of in self._names.items() if of in known}
 
 
-class _Runner(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, free: Mapping[str, frozenset[int]]) -> None:
+class _Noting(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, note: Callable[[fx.Node, Any], None]) -> None:
         super().__init__(module)
-        self.free = free
-        self.found: dict[str, TensorFacts] = {}
+        self.note = note
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if isinstance(value, torch.Tensor):
-            free = self.free.get(n.name, frozenset())
-            is_sparse = value.layout is not torch.strided
-            self.found[n.name] = TensorFacts(tuple(value.shape), value.dtype, free, is_sparse)
+        self.note(n, value)
         return value
+
+
+def run_noting(module: fx.GraphModule, inputs: Any, note: Callable[[fx.Node, Any], None]) -> Any:
+    """What ``module`` gives for a batch; ``note`` is called with each node and its value. The state of the
+    random numbers stays as it is.
+
+    >>> run_noting(fx.symbolic_trace(lambda x: x + 1), torch.zeros(1), lambda n, value: print(n, value))
+    x tensor([0.])
+    add tensor([1.])
+    output tensor([1.])
+    tensor([1.])
+    """
+    args, kwargs = as_arguments(inputs)
+    bound = signature_of(module).bind(*fresh(args), **fresh(kwargs))
+    bound.apply_defaults()
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        return _Noting(module, note).run(*bound.args, *bound.kwargs.values())
 
 
 def is_wide(dtype: torch.dtype) -> bool:
@@ -271,43 +284,30 @@ def values_of(
     >>> values_of(gm, torch.zeros(2))["add"]
     TensorFacts(shape=(2,), dtype=torch.float32, free=frozenset(), is_sparse=False)
     """
-    trial = own_buffers(module).eval()
-    assert isinstance(trial, fx.GraphModule)
-    args, kwargs = as_arguments(example_inputs)
-    runner = _Runner(trial, free or {})
+    found: dict[str, TensorFacts] = {}
+
+    def note(node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            axes = (free or {}).get(node.name, frozenset())
+            is_sparse = value.layout is not torch.strided
+            found[node.name] = TensorFacts(tuple(value.shape), value.dtype, axes, is_sparse)
+
     try:
-        bound = signature_of(trial).bind(*fresh(args), **fresh(kwargs))
-        bound.apply_defaults()
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
-            runner.run(*bound.args, *bound.kwargs.values())
+        run_noting(_trial(module), example_inputs, note)
     except Exception:  # no error here: counting costs runs the graph on the same inputs, and raises
         return {}
-    return runner.found
+    return found
+
+
+def _trial(module: fx.GraphModule) -> fx.GraphModule:
+    made = own_buffers(module).eval()
+    assert isinstance(made, fx.GraphModule)
+    return made
 
 
 # The ranges of values in a float graph, as runs on some batches show them.
 
 Range = tuple[float, float]
-
-
-class _RangeRunner(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, names: Collection[str]) -> None:
-        super().__init__(module)
-        self.names = frozenset(names)
-        self.ranges: dict[str, Range] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.name in self.names and isinstance(value, torch.Tensor):
-            self._note(n.name, value)
-        return value
-
-    def _note(self, name: str, value: torch.Tensor) -> None:
-        if not value.is_floating_point() or not value.numel():
-            return
-        low, high = (float(end) for end in value.aminmax())
-        before = self.ranges.get(name, (low, high))
-        self.ranges[name] = min(low, before[0]), max(high, before[1])
 
 
 def ranges_of(
@@ -320,19 +320,22 @@ def ranges_of(
     >>> ranges_of(gm, [torch.zeros(2), torch.ones(2)], ["add"])
     {'add': (1.0, 2.0)}
     """
-    trial = own_buffers(module).eval()
-    assert isinstance(trial, fx.GraphModule)
-    runner = _RangeRunner(trial, names)
+    trial, found, wanted = _trial(module), dict[str, Range](), frozenset(names)
+
+    def note(node: fx.Node, value: Any) -> None:
+        if node.name not in wanted or not isinstance(value, torch.Tensor):
+            return
+        if value.is_floating_point() and value.numel():
+            low, high = (float(end) for end in value.aminmax())
+            before = found.get(node.name, (low, high))
+            found[node.name] = min(low, before[0]), max(high, before[1])
+
     for batch in batches:
-        args, kwargs = as_arguments(batch)
         try:
-            bound = signature_of(trial).bind(*fresh(args), **fresh(kwargs))
-            bound.apply_defaults()
-            with torch.no_grad(), torch.random.fork_rng(devices=()):
-                runner.run(*bound.args, *bound.kwargs.values())
+            run_noting(trial, batch, note)
         except Exception:  # calibration comes to it, and says which batch it is
             break
-    return runner.ranges
+    return found
 
 
 def joined_ranges(parts: Iterable[Mapping[str, Range]]) -> dict[str, Range]:

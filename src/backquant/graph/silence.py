@@ -6,14 +6,13 @@ what hands log records on, ask which thread calls: to all others they are as the
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from backquant.graph.own_thread import capture_in_own_thread, printing_nowhere
+from backquant.graph.own_thread import capture_in_own_thread, printing_nowhere, replaced
 
 
 @contextmanager
@@ -52,20 +51,15 @@ def without_log_records() -> Iterator[None]:
     >>> with without_log_records():
     ...     logging.getLogger("exporter").warning("unheard")
     """
-    thread = threading.get_ident()
     handle = logging.Logger.handle
 
-    @functools.wraps(handle)
     def handled(logger: logging.Logger, record: logging.LogRecord) -> None:
-        heard = thread != threading.get_ident() or record.levelno > logging.WARNING
-        if heard or not (_reaches_the_root(logger) or _is_torchs_own(logger)):
+        is_heard = record.levelno > logging.WARNING
+        if is_heard or not (_reaches_the_root(logger) or _is_torchs_own(logger)):
             handle(logger, record)
 
-    logging.Logger.handle = handled  # type: ignore[method-assign, assignment]
-    try:
+    with replaced(logging.Logger, "handle", here=handled):
         yield
-    finally:
-        logging.Logger.handle = handle  # type: ignore[method-assign]
 
 
 def _reaches_the_root(logger: logging.Logger) -> bool:

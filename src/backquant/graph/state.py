@@ -31,9 +31,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from backquant.graph.clone import is_record, own_buffers, rebuilt
-from backquant.graph.example import as_arguments
+from backquant.graph.example import call
 from backquant.graph.moving import ahead, how_far
-from backquant.graph.objects import attributes, fresh
+from backquant.graph.objects import attributes
 from backquant.graph.tracer import is_leaf
 
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -85,7 +85,8 @@ def _items(value: Any) -> Collection[Any] | None:
         return value.values()
     if isinstance(value, (list, tuple, set, deque)):
         return value
-    return attributes(value).values() if is_record(type(value)) else None
+    kind: Any = type(value)
+    return attributes(value).values() if is_record(kind) else None
 
 
 def mark(value: Any) -> list[tuple[Any, int]]:
@@ -195,7 +196,7 @@ def state_of(
         return {}
     before = Snapshot(trial)
     try:
-        again = run_once(trial, inputs)
+        again = call(trial, inputs)
     except Exception:  # what the first call left has changed what the model does
         return _written_by(model, inputs, first)
     written, trained = before.changed(), [key for key in first if is_leaf(_part(model, key))]
@@ -212,15 +213,9 @@ def _part(model: nn.Module, key: Attribute) -> nn.Module:
     return model.get_submodule(key.path)
 
 
-def run_once(trial: nn.Module, inputs: Any) -> Any:
-    args, kwargs = as_arguments(inputs)
-    with torch.no_grad(), torch.random.fork_rng(devices=()):
-        return trial(*fresh(args), **fresh(kwargs))
-
-
 def _called(model: nn.Module, inputs: Any) -> nn.Module:
     trial = own_buffers(model)
-    run_once(trial, inputs)
+    call(trial, inputs)
     return trial
 
 
@@ -258,7 +253,7 @@ def _reads(model: nn.Module, inputs: Any, written: list[Attribute], number: int 
     try:
         for key in written:
             setattr(_part(other, key), key.name, another(_held(other, key), number))
-        wanted, found = run_once(plain, inputs), run_once(other, inputs)
+        wanted, found = call(plain, inputs), call(other, inputs)
     except Exception:  # what it met, it has read
         return True
     afterwards = [(_held(plain, key), _held(other, key)) for key in written]
@@ -359,7 +354,7 @@ def by_writer(
         part.register_forward_hook(ends)
     with suppress(Exception):  # as in ``state_of``
         for _ in range(2):
-            run_once(trial, inputs)
+            call(trial, inputs)
     return {path: tuple(dict.fromkeys(names)) for path, names in found.items()}
 
 

@@ -69,9 +69,8 @@ class Structure:
         parts = tuple(cls.of(child) for child in spec.children())
         kind = {tuple: "tuple", list: "list", dict: "dict"}.get(spec.type)
         if kind is None:
-            return cls(
-                "record", _keys(spec, len(parts)), parts, _class_path(spec.type), _maker(spec)
-            )
+            keys, make = _keys(spec, len(parts)), Maker(spec.type, spec.context)
+            return cls("record", keys, parts, _class_path(spec.type), make)
         return cls(kind, tuple(spec.context) if kind == "dict" else (), parts)
 
     @property
@@ -151,8 +150,13 @@ def _class_path(cls: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Makes an instance of a class that is registered with ``torch.utils._pytree``, or of any other."""
+class Maker:
+    """Makes an instance of a class that is registered with ``torch.utils._pytree``, or of any other.
+
+    >>> import types
+    >>> Maker(types.SimpleNamespace, Shell(types.SimpleNamespace, ("a",)))([1])
+    namespace(a=1)
+    """
 
     cls: type
     context: Any
@@ -163,20 +167,6 @@ class _Maker:
         if isinstance(self.context, Shell):
             return self.context.filled(values)
         return pytree.SUPPORTED_NODES[self.cls].unflatten_fn(values, self.context)
-
-
-def _maker(spec: Any) -> _Maker:
-    return _Maker(spec.type, spec.context)
-
-
-def maker(cls: type, context: Any) -> Callable[[list[Any]], Any]:
-    """What makes an instance of ``cls`` again, for ``Structure.make``.
-
-    >>> import types
-    >>> maker(types.SimpleNamespace, Shell(types.SimpleNamespace, ("a",)))([1])
-    namespace(a=1)
-    """
-    return _Maker(cls, context)
 
 
 @dataclass(frozen=True)
@@ -287,8 +277,10 @@ def _check_argument(argument: Argument, value: Any, sizes: dict[str, tuple[int, 
         return
     tensors = tensors_of(value)
     if len(tensors) != len(argument.shapes):
+        count = len(argument.shapes)
+        known = "a tensor" if count == 1 else f"{count} tensors"
         raise InputError(
-            f"input {argument.name!r} was {_count(len(argument.shapes))} when the model was exported",
+            f"input {argument.name!r} was {known} when the model was exported",
             where=f"{argument.name}: " + ("missing" if value is _ABSENT else describe(value)),
             fix=f"pass {argument.name!r} as in the example inputs",
         )
@@ -296,8 +288,9 @@ def _check_argument(argument: Argument, value: Any, sizes: dict[str, tuple[int, 
         _check_shape(argument.name, tensor, shape, sizes)
         wanted = argument.dtypes[index] if argument.dtypes else ""
         if wanted and getattr(torch, wanted, None) != tensor.dtype:
+            given = str(tensor.dtype).removeprefix("torch.")
             raise InputError(
-                f"input {argument.name!r} is {_dtype(tensor)}, and the model was exported for {wanted}",
+                f"input {argument.name!r} is {given}, and the model was exported for {wanted}",
                 where=f"{argument.name}: {describe_value(tensor)}",
                 fix=f"{argument.name}.to(torch.{wanted})",
             )
@@ -356,19 +349,8 @@ def _check_shape(
 
 
 def _where(name: str, tensor: torch.Tensor, shape: tuple[int | str | None, ...]) -> str:
-    return f"{name}: {describe_value(tensor)}, exported for {_shape_text(shape)}"
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _shape_text(shape: tuple[int | str | None, ...]) -> str:
-    return "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
-
-
-def _count(tensors: int) -> str:
-    return "a tensor" if tensors == 1 else f"{tensors} tensors"
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    return f"{name}: {describe_value(tensor)}, exported for [{sizes}]"
 
 
 def describe(value: Any) -> str:
@@ -385,8 +367,8 @@ def _same(value: Any, constant: Any) -> bool:
         return value is constant
 
 
-# What later steps have to know of a capture is kept with the graph module: they carry it on.
-_KEY = "backquant_interface"
+#: What later steps have to know of a capture is in ``meta`` of the graph module, with which they carry it on.
+INTERFACE = "backquant_interface"
 _OUTPUT = "backquant_output"
 
 
@@ -396,21 +378,8 @@ def interface_of(module: Any) -> Interface | None:
     >>> interface_of(torch.nn.ReLU()) is None
     True
     """
-    meta = getattr(module, "meta", None)
-    found = meta.get(_KEY) if isinstance(meta, dict) else None
+    found = _kept(module, INTERFACE)
     return found if isinstance(found, Interface) else None
-
-
-def set_interface(module: torch.fx.GraphModule, interface: Interface | None) -> None:
-    """Keep ``interface`` with a graph module; later steps carry it on.
-
-    >>> gm = torch.fx.symbolic_trace(torch.nn.ReLU())
-    >>> set_interface(gm, Interface((), Structure("value")))
-    >>> interface_of(gm).arguments
-    ()
-    """
-    if interface is not None:
-        module.meta[_KEY] = interface
 
 
 def output_of(module: Any) -> Structure | None:
@@ -419,20 +388,13 @@ def output_of(module: Any) -> Structure | None:
     >>> output_of(torch.nn.ReLU()) is None
     True
     """
-    meta = getattr(module, "meta", None)
-    found = meta.get(_OUTPUT) if isinstance(meta, dict) else None
+    found = _kept(module, _OUTPUT)
     return found if isinstance(found, Structure) else None
 
 
-def set_output(module: torch.fx.GraphModule, output: Structure) -> None:
-    """Keep ``output`` with a graph module that was traced; later steps carry it on.
-
-    >>> gm = torch.fx.symbolic_trace(torch.nn.ReLU())
-    >>> set_output(gm, Structure("value"))
-    >>> output_of(gm)
-    Structure(kind='value', keys=(), parts=(), name='', make=None)
-    """
-    module.meta[_OUTPUT] = output
+def _kept(module: Any, key: str) -> Any:
+    meta = getattr(module, "meta", None)
+    return meta.get(key) if isinstance(meta, dict) else None
 
 
 # What a traced model returns, where ``torch.fx`` keeps no class: ordered dicts, dataclasses, output records.
@@ -452,7 +414,7 @@ def keep_returned(module: fx.GraphModule, returned: Any) -> None:
     """
     structure = _structure(returned)
     if structure.has_records:
-        set_output(module, structure)
+        module.meta[_OUTPUT] = structure
 
 
 def dataclasses_as_dicts(graph: fx.Graph) -> None:
@@ -495,12 +457,12 @@ def _structure(value: Any) -> Structure:
     items = dict(value) if isinstance(value, dict) else _fields(value)
     keys, parts = tuple(items), tuple(map(_structure, items.values()))
     if kind is OrderedDict or (kind in pytree.SUPPORTED_NODES and hasattr(value, "to_tuple")):
-        make = maker(kind, list(keys))
+        make = Maker(kind, list(keys))
     elif _is_dataclass(value) and not isinstance(value, dict):
-        make = maker(kind, Shell(kind, keys))
+        make = Maker(kind, Shell(kind, keys))
     else:
         return Structure("dict", keys, parts)
-    return Structure("record", keys, parts, f"{kind.__module__}.{kind.__qualname__}", make)
+    return Structure("record", keys, parts, _class_path(kind), make)
 
 
 def _is_dataclass(value: Any) -> bool:

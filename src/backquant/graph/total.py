@@ -250,24 +250,18 @@ def _range(*args: Any) -> range:
     return made
 
 
-def _sum(values: Iterable[Any], start: Any = 0) -> Any:
-    """``sum`` of numbers and tensors."""
-    _iterated(sum, values)
-    parts(sum, values)
-    for value in (start, *values):
-        if isinstance(value, _SEQUENCES):
-            _refuse(sum, "adds sequences")
-    return reduce(total(operator.add), values, start)
+def _all_of(function: Function, step: Function, neutral: int, verb: str) -> Function:
+    """``sum`` or ``math.prod`` of numbers and tensors."""
 
+    def called(values: Iterable[Any], start: Any = neutral) -> Any:
+        _iterated(function, values)
+        parts(function, values)
+        for value in (start, *values):
+            if isinstance(value, _SEQUENCES):
+                _refuse(function, f"{verb} sequences")
+        return reduce(total(step), values, start)
 
-def _prod(values: Iterable[Any], *, start: Any = 1) -> Any:
-    """``math.prod`` of numbers and tensors."""
-    _iterated(math.prod, values)
-    parts(math.prod, values)
-    for value in (start, *values):
-        if isinstance(value, _SEQUENCES):
-            _refuse(math.prod, "multiplies sequences")
-    return reduce(total(operator.mul), values, start)
+    return called
 
 
 def _lcm(*integers: Any) -> Any:
@@ -336,8 +330,8 @@ def _table() -> dict[Function, Function]:
         operator.getitem: _getitem,
         operator.setitem: _setitem,
         range: _range,
-        sum: _sum,
-        math.prod: _prod,
+        sum: _all_of(sum, operator.add, 0, "adds"),
+        math.prod: _all_of(math.prod, operator.mul, 1, "multiplies"),
         math.lcm: _lcm,
         torch.quantize_per_tensor_dynamic: _or_nothing(
             torch.quantize_per_tensor_dynamic, _no_integers

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,31 +158,32 @@ def text_of(node: object, depth: int = 5) -> str:
         return repr(node)
     if node.op in ("placeholder", "get_attr"):
         return str(node.target)
-    if not depth or node.kwargs or not _is_number(node):
-        return str(node.name)
+    return (_expression(node, depth) if depth and not node.kwargs else None) or str(node.name)
+
+
+def _expression(node: fx.Node, depth: int) -> str | None:
+    """What ``node`` asks of a tensor; ``None``: it may be a tensor itself, as far as the graph shows."""
     args = [text_of(each, depth - 1) for each in node.args]
-    if node.op == "call_method":
+    if node.op == "call_method" and node.target in _METHODS:
         return f"{args[0]}.{node.target}({', '.join(args[1:])})"
     if node.target is getattr:
         return f"{args[0]}.{node.args[1]}"
-    if node.target is operator.getitem:
-        return f"{args[0]}[{args[1]}]"
     if node.target is len:
         return f"len({args[0]})"
-    return f"{args[0]} {_SIGNS[node.target]} {args[1]}"  # type: ignore[index]
-
-
-def _is_number(node: object, depth: int = 5) -> bool:
-    """Whether ``node`` is asked of a tensor, and no tensor, as far as the graph shows."""
-    if not isinstance(node, fx.Node) or not depth:
-        return not isinstance(node, fx.Node)
-    if node.op == "call_method":
-        return node.target in _METHODS
-    if node.target is getattr or node.target is len:
-        return True
+    numbers = node.args[:1] if node.target is operator.getitem else node.args
+    if not all(_is_number(each, depth - 1) for each in numbers):
+        return None
     if node.target is operator.getitem:
-        return _is_number(node.args[0], depth - 1)
-    return node.target in _SIGNS and all(_is_number(each, depth - 1) for each in node.args)
+        return f"{args[0]}[{args[1]}]"
+    target: Any = node.target
+    return f"{args[0]} {_SIGNS[target]} {args[1]}" if target in _SIGNS else None
+
+
+def _is_number(value: object, depth: int) -> bool:
+    if not isinstance(value, fx.Node):
+        return True
+    is_call = value.op.startswith("call_")
+    return is_call and depth > 0 and _expression(value, depth) is not None
 
 
 _TRACERS = tuple(folder(Path(place).parent) for place in (__file__, fx.__file__))
@@ -190,13 +191,8 @@ _TRACERS = tuple(folder(Path(place).parent) for place in (__file__, fx.__file__)
 # Packages whose modules are operators of their own. ``backquant.nn`` itself holds stubs, which
 # are traced through.
 _LEAF_PACKAGES = (
-    "torch.nn",
-    "torch.ao.nn",
-    "backquant.nn.intrinsic",
-    "backquant.nn.qat",
-    "backquant.nn.quantized",
-    "backquant.nn.quantizable",
-    "backquant.observe",
+    *("torch.nn.", "torch.ao.nn.", "backquant.nn.intrinsic.", "backquant.nn.qat."),
+    *("backquant.nn.quantized.", "backquant.nn.quantizable.", "backquant.observe."),
 )
 
 # Functions that read values: the tracer records calls of them and does not trace through.
@@ -215,18 +211,17 @@ def is_leaf(module: nn.Module) -> bool:
     >>> is_leaf(nn.Conv2d(1, 1, 1)), is_leaf(nn.Sequential(nn.ReLU()))
     (True, False)
     """
-    if any(base.__name__ in _FUSED_BASES for base in type(module).__mro__):
+    kind = type(module)
+    if not _FUSED_BASES.isdisjoint([base.__name__ for base in kind.__mro__]):
         return True
-    if isinstance(module, nn.Sequential):
+    if issubclass(kind, nn.Sequential):
         return False
-    if isinstance(module, (torch.jit.ScriptModule, ByMode)):
+    if issubclass(kind, (torch.jit.ScriptModule, ByMode)):
         return True
     if has_own_methods(module):
         return False
-    package = type(module).__module__
-    if any(package == leaf or package.startswith(leaf + ".") for leaf in _LEAF_PACKAGES):
-        return True
-    return callable(getattr(module, "calculate_qparams", None))
+    is_operator = f"{kind.__module__}.".startswith(_LEAF_PACKAGES)
+    return is_operator or callable(getattr(module, "calculate_qparams", None))
 
 
 def _changes(node: fx.Node) -> bool:
@@ -483,16 +478,15 @@ def _transparent_modules(root: nn.Module) -> frozenset[int]:
 
 def _forward_calls(frame: FrameType | None) -> str:
     """The calls of ``forward`` up to ``frame``, outermost first, as a traceback shows them."""
-    return "\n".join(reversed([*_calls_outwards(frame)]))
-
-
-def _calls_outwards(frame: FrameType | None) -> Iterator[str]:
+    found = []
     while frame is not None:
         code = frame.f_code
         if code.co_name == "forward" and not code.co_filename.startswith(_TRACERS):
             line = linecache.getline(code.co_filename, frame.f_lineno).strip()
-            yield f'  File "{code.co_filename}", line {frame.f_lineno}, in forward\n    {line}'
+            place = f'  File "{code.co_filename}", line {frame.f_lineno}, in forward'
+            found.append(f"{place}\n    {line}")
         frame = frame.f_back
+    return "\n".join(reversed(found))
 
 
 # Decorated ``forward`` methods, as a trace can call them.
@@ -535,14 +529,13 @@ def as_declared(forward: Callable[..., Any]) -> Callable[..., Any] | None:
         f"def made(_called):\n def forward({head}):\n  return _called({call})\n return forward\n"
     )
     found: dict[str, Any] = {}
-    exec(
-        source, inner.__globals__, found
-    )  # its globals are where a trace looks for functions to record
-    made: Any = found["made"](forward)
+    # its globals are where a trace looks for functions to record
+    exec(source, inner.__globals__, found)
+    made: FunctionType = found["made"](forward)
     made.__defaults__ = inner.__defaults__
     made.__kwdefaults__ = inner.__kwdefaults__
     made.__doc__, made.__qualname__ = inner.__doc__, inner.__qualname__
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _is_by_position(parameter: inspect.Parameter) -> bool:

@@ -21,34 +21,38 @@ from backquant.errors import CaptureError, UsageError, literal
 from backquant.graph import (
     Captured,
     GraphRewriter,
-    added_bias,
-    batch_norm_module,
     called_whole,
     capture,
-    einsum_product,
-    fold_affine,
     fold_constants,
-    grouped_product,
-    hard_sigmoid,
-    hard_swish,
     inline_wrapped,
-    linear_product,
     move_rank_reads,
-    places_of_masks,
-    product_of_activations,
     reshape_views,
-    sizes_of_another,
-    whole_pool,
-    zeros_for_unwritten,
 )
 from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.example_call import ExampleCall
 from backquant.graph.export import ExportedModel, ExportOptions, interface_of
 from backquant.graph.outside import GENERATORS
-from backquant.graph.rewrite import computed_once
 from backquant.graph.shapes import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
+from backquant.operators.computed_once import computed_once
+from backquant.operators.computed_parameters import (
+    added_bias,
+    fold_affine,
+    linear_product,
+    product_of_activations,
+)
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
+from backquant.operators.grouped import grouped_product
+from backquant.operators.normal_form import (
+    batch_norm_module,
+    einsum_product,
+    hard_sigmoid,
+    hard_swish,
+    places_of_masks,
+    sizes_of_another,
+    whole_pool,
+    zeros_for_unwritten,
+)
 from backquant.pipeline.faithful import exported_as_called
 from backquant.prepare import Request
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping

@@ -25,11 +25,12 @@ from backquant.graph import (
 from backquant.graph.capture import largest_part
 from backquant.graph.clone import shallow_copy
 from backquant.graph.example_call import ExampleCall
-from backquant.graph.grouped import grouped_linear, grouped_product_to_train
+from backquant.graph.grouped import grouped_linear
 from backquant.graph.modes import ONLY_IN_MODE
 from backquant.graph.shapes import GraphValues
 from backquant.match import DefaultRules, plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
+from backquant.operators.grouped import grouped_product_to_train
 from backquant.pipeline.capture import (
     Capturing,
     captured_with,

@@ -29,7 +29,6 @@ from backquant.deploy.onnx.rewrite import OnnxCalls, rewrite
 from backquant.deploy.onnx.translate import Table, quantize_linear
 from backquant.deploy.roundings import STANDARD, arithmetic_words, described_quantizes
 from backquant.dtypes import Requantization, quantize_multiplier, shift_of
-from backquant.graph import register_requantize
 from backquant.lower.qdq import described_arithmetic
 
 if TYPE_CHECKING:
@@ -102,7 +101,6 @@ _ONCE = "product = Mul (sums, multiplier)\nwide_sums = Mul (product, left)\n"
 
 def described_quantize(job: ExportJob) -> Table:
     """Translations of the quantize operators that reference models have for described arithmetic."""
-    register_requantize()
     own = torch.ops.backquant
     clips = bool(job.options.get(STANDARD, False))
 

@@ -27,7 +27,6 @@ import torch
 from backquant.deploy.job import ExportJob
 from backquant.dtypes import block_of
 from backquant.errors import ExportError, UsageError, first_line
-from backquant.graph import register_blocks, register_float8
 from backquant.operators import overload, overloads
 
 __all__ = [
@@ -270,8 +269,6 @@ _ADAPTIVE = ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"
 
 def translations() -> Table:
     """The table of this package."""
-    register_float8()
-    register_blocks()
     ops = torch.ops.quantized_decomposed
     return {
         ops.quantize_per_tensor.default: quantize_linear,

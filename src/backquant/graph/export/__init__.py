@@ -12,13 +12,11 @@ from backquant.graph.export.lift import Call, Speller
 from backquant.graph.structure import (
     Argument,
     Interface,
+    Maker,
     OutputRecord,
     Structure,
     interface_of,
-    maker,
     output_of,
-    set_interface,
-    set_output,
 )
 
 __all__ = [
@@ -27,14 +25,12 @@ __all__ = [
     "ExportOptions",
     "ExportedModel",
     "Interface",
+    "Maker",
     "OutputRecord",
     "Speller",
     "Structure",
     "capture_export",
     "interface_of",
     "load_exported",
-    "maker",
     "output_of",
-    "set_interface",
-    "set_output",
 ]

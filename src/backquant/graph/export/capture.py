@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +17,15 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError, UsageError, first_line
-from backquant.graph.assemble import DeferredGraphModule, assemble
+from backquant.graph.assemble import DeferredGraphModule, assemble, copied_graph
 from backquant.graph.capture import Captured, preserve
 from backquant.graph.clone import shallow_copy
-from backquant.graph.edit import get_module, set_module
+from backquant.graph.edit import get_module, made_module, set_module
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.export.lift import Lifting, Speller, find_leaves
-from backquant.graph.export.opaque import known_calls
+from backquant.graph.export.opaque import NotExportedError, known_calls
 from backquant.graph.export.program import (
     Exported,
-    NotExportedError,
     check_dims,
     explained,
     export_model,
@@ -42,14 +42,13 @@ from backquant.graph.export.signature import (
 from backquant.graph.export.tidy import (
     NotFunctionalError,
     Place,
-    copied,
     refuse_active_dropout,
     tidy,
 )
-from backquant.graph.fixed_data import Data, fixed_data
+from backquant.graph.fixed_data import fixed_data
 from backquant.graph.objects import known_to_export, object_classes
 from backquant.graph.silence import without_warnings
-from backquant.graph.structure import set_interface
+from backquant.graph.structure import INTERFACE
 
 # An exported program as a model: called like it, with its tensors at their names.
 
@@ -74,11 +73,7 @@ class ExportedModel(nn.Module):
 
     def _put(self, path: str, tensor: torch.Tensor, is_parameter: bool) -> None:
         owner_path, _, name = path.rpartition(".")
-        try:
-            owner = self.get_submodule(owner_path)
-        except AttributeError:
-            owner = nn.Module()
-            set_module(self, owner_path, owner)
+        owner = made_module(self, owner_path)
         if not is_parameter:
             owner.register_buffer(name, tensor)
         elif isinstance(tensor, nn.Parameter):
@@ -163,16 +158,19 @@ def capture_export(
     """
     options = ExportOptions() if options is None else options
     args, kwargs = as_arguments(example_inputs)
+    classes = set[type]()  # torch.export takes objects of these only if they are registered
+    tried: nn.Module | None = None
+    output: Any = None
     if isinstance(model, ExportedModel):
-        _, given = bound(program_signature(model.program), args, kwargs)
-        fixed = fixed_data(None, example_inputs, None, given)
-        return _captured(model, example_inputs, speller, options, fixed)
-    output = check_inputs(model, example_inputs)
-    _, given = bound(inspect.signature(model.forward), args, kwargs)
-    fixed = fixed_data(model, example_inputs, output, given)
-    # torch.export takes objects of these classes only if they are registered
-    with known_to_export(object_classes(example_inputs) | object_classes(output)):
-        return _captured(model, example_inputs, speller, options, fixed)
+        forward = program_signature(model.program)
+    else:
+        tried, output = model, check_inputs(model, example_inputs)
+        forward = inspect.signature(model.forward)
+        classes = object_classes(example_inputs) | object_classes(output)
+    fixed = fixed_data(tried, example_inputs, output, bound(forward, args, kwargs)[1])
+    signature = partial(signature_of, forward, args, kwargs, fixed)
+    with known_to_export(classes):
+        return _captured(model, example_inputs, speller, options, signature)
 
 
 def _captured(
@@ -180,14 +178,13 @@ def _captured(
     example_inputs: Any,
     speller: Speller,
     options: ExportOptions,
-    fixed: Mapping[str, Data],
+    signature: Callable[[ExportedProgram], Signature],
 ) -> Captured:
     whole = dict(options.whole)
     while True:
         root = shallow_copy(model)
         try:
-            exported, signature = _exported(root, example_inputs, options, whole)
-            signature = signature.with_fixed(fixed)
+            exported = _exported(root, example_inputs, options, whole)
             whole.update(exported.opaque)
             return lifted(root, exported, signature, speller, options)
         except NotExportedError as failure:
@@ -198,7 +195,7 @@ def _captured(
 
 def _exported(
     model: nn.Module, example_inputs: Any, options: ExportOptions, whole: dict[str, str]
-) -> tuple[Exported, Signature]:
+) -> Exported:
     args, kwargs = as_arguments(example_inputs)
     if isinstance(model, ExportedModel):
         if whole or options.dynamic_shapes is not None:
@@ -207,59 +204,41 @@ def _exported(
                 where="dynamic_shapes" if options.dynamic_shapes is not None else sorted(whole)[0],
                 fix="pass the nn.Module, or leave this out",
             )
-        exported, forward = Exported(model.program), program_signature(model.program)
-    else:
-        forward = inspect.signature(model.forward)
-        kwargs = in_order(forward, kwargs)
-        given = by_keyword(forward, forward.bind(*args, **kwargs).arguments)
-        check_dims(by_keyword(forward, options.dynamic_shapes), given)
-        with options.around(model, args, kwargs):
-            exported = export_model(
-                model,
-                args,
-                kwargs,
-                dynamic_shapes=options.dynamic_shapes,
-                whole=whole,
-                known=options.known,
-            )
-    return exported, signature_of(forward, args, kwargs, exported.program)
+        return Exported(model.program)
+    forward, shapes = inspect.signature(model.forward), options.dynamic_shapes
+    kwargs = in_order(forward, kwargs)
+    given = by_keyword(forward, forward.bind(*args, **kwargs).arguments)
+    check_dims(by_keyword(forward, shapes), given)
+    with options.around(model, args, kwargs):
+        return export_model(
+            model, args, kwargs, dynamic_shapes=shapes, whole=whole, known=options.known
+        )
 
 
 def lifted(
     root: nn.Module,
     exported: Exported,
-    signature: Signature,
+    signature_for: Callable[[ExportedProgram], Signature],
     speller: Speller,
     options: ExportOptions,
 ) -> Captured:
     """The graph module of an exported program over the modules of ``root``, with its scopes."""
     program, graph = _tidied(exported, speller)
-    if program is not exported.program:
-        signature = signature.resized(program)
     if isinstance(root, ExportedModel):
         refuse_active_dropout(graph)
     owned = _owned(program, graph, root)
     tensors = {node: tensor for node, (_, tensor) in owned.items()}
-    leaves = find_leaves(graph, tensors, _ModuleFinder(root, tensors, speller))
+    leaves = find_leaves(graph, tensors, partial(_module_at, root, tensors, speller))
     for leaf in leaves:
         _out_of_place(leaf.module)
-    lifting = Lifting(
-        graph=graph,
-        root=root,
-        owned=owned,
-        signature=signature,
-        speller=speller,
-        leaves=tuple(leaves),
-        opaque=exported.calls,
-    )
-    result = lifting.run()
-    module = assemble(DeferredGraphModule, result.graph, root)
-    set_interface(module, signature.interface)
+    signature = signature_for(program)
+    lifting = Lifting(graph, root, owned, signature, speller, leaves, exported.calls)
+    module = assemble(DeferredGraphModule, lifting.run(), root)
+    module.meta[INTERFACE] = signature.interface
     preserve(module, root, options.preserved_attributes, "PrepareCustomConfig")
-    free = {} if options.dynamic_shapes is None else result.free
-    return Captured(
-        module, result.scopes, "torch.export", exported.notes, dict(exported.opaque), free
-    )
+    free = {} if options.dynamic_shapes is None else lifting.free
+    whole = dict(exported.opaque)
+    return Captured(module, lifting.scopes, "torch.export", exported.notes, whole, free)
 
 
 def _out_of_place(module: nn.Module) -> None:
@@ -270,12 +249,12 @@ def _out_of_place(module: nn.Module) -> None:
 
 def _tidied(exported: Exported, speller: Speller) -> tuple[ExportedProgram, fx.Graph]:
     program = exported.program
-    graph = copied(program.graph)
+    graph = copied_graph(program.graph)
     try:
         tidy(graph, program.graph_module, speller.composed)
     except NotFunctionalError:
         program = _functional(exported)
-        graph = copied(program.graph)
+        graph = copied_graph(program.graph)
         tidy(graph, program.graph_module, speller.composed)
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
     for spec in program.graph_signature.output_specs:
@@ -300,76 +279,49 @@ def _functional(exported: Exported) -> ExportedProgram:
 def _owned(
     program: ExportedProgram, graph: fx.Graph, root: nn.Module
 ) -> dict[fx.Node, tuple[str, torch.Tensor]]:
-    """Path and tensor of each placeholder that stands for a tensor of the model."""
-    places = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    """Path and tensor of each placeholder that stands for a tensor of the model: its own where it has one of
+    that name, else (path ``""``) that of the program."""
+    places = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    held = {**program.state_dict, **program.constants}
+    own: dict[str, torch.Tensor] = dict(root.named_parameters(remove_duplicate=False))
+    own.update(root.named_buffers(remove_duplicate=False))
     found = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             continue
+        target = str(spec.target)
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             raise CaptureError(
                 f"the exported program takes a {spec.kind.name.lower()}, which is no tensor",
-                where=str(spec.target),
+                where=target,
                 fix="export a model whose state is parameters and buffers",
             )
-        path, tensor = _tensor(program, str(spec.target), root)
-        found[places[spec.arg.name]] = (path, tensor)
+        known = (target, own[target]) if target in own else ("", held[target])
+        found[places[spec.arg.name]] = known
     return found
 
 
-def _tensor(program: ExportedProgram, target: str, root: nn.Module) -> tuple[str, torch.Tensor]:
-    """The model's own tensor where it has one of that name, else that of the program."""
-    owner: Any = root
-    for name in target.split("."):
-        owner = getattr(owner, name, None)
-    if isinstance(owner, torch.Tensor) and target in _named(root):
-        return target, owner
-    held = {**program.state_dict, **program.constants}
-    return "", held[target]
-
-
-def _named(root: nn.Module) -> set[str]:
-    names = root.__dict__.get("_backquant_names")
-    if names is None:
-        tensors = (*root.named_parameters(remove_duplicate=False),)
-        names = {name for name, _ in (*tensors, *root.named_buffers(remove_duplicate=False))}
-        root.__dict__["_backquant_names"] = names
-    return names
-
-
-class _ModuleFinder:
-    """The module behind some nodes: that of the model, or one built from what a call says."""
-
-    def __init__(
-        self, root: nn.Module, tensors: Mapping[fx.Node, torch.Tensor], speller: Speller
-    ) -> None:
-        self._root = root
-        self._tensors = tensors
-        self._speller = speller
-        self._built: dict[str, nn.Module] = {}
-
-    def __call__(self, place: Place, nodes: tuple[fx.Node, ...]) -> nn.Module | None:
-        try:
-            found = get_module(self._root, place.path)
-        except AttributeError:
-            found = None
-        if found is not None and place.path not in self._built:
-            return found if type(found) is not nn.Module else self._build(place, nodes)
-        return found or self._build(place, nodes)
-
-    def _build(self, place: Place, nodes: tuple[fx.Node, ...]) -> nn.Module | None:
-        """A module for a call that one operator makes up."""
-        if len(nodes) != 1 or not place.cls.startswith("torch.nn.modules."):
-            return None
-        [node] = nodes
-        known = fx.node.map_arg(
-            (node.args, node.kwargs), lambda value: self._tensors.get(value, value)
-        )
-        module = self._speller.module(node.target, *known)
-        if module is not None:
-            set_module(self._root, place.path, module.eval())
-            self._built[place.path] = module
-        return module
+def _module_at(
+    root: nn.Module,
+    tensors: Mapping[fx.Node, torch.Tensor],
+    speller: Speller,
+    place: Place,
+    nodes: tuple[fx.Node, ...],
+) -> nn.Module | None:
+    """The module behind some nodes: that of the model, or one built from what a call that one operator makes
+    up says."""
+    with suppress(AttributeError):
+        found = get_module(root, place.path)
+        if type(found) is not nn.Module:
+            return found
+    if len(nodes) != 1 or not place.cls.startswith("torch.nn.modules."):
+        return None
+    [node] = nodes
+    known = fx.node.map_arg((node.args, node.kwargs), lambda value: tensors.get(value, value))
+    module = speller.module(node.target, *known)
+    if module is not None:
+        set_module(root, place.path, module.eval())
+    return module
 
 
 # Calls inside of an export that leave out what a call of the model leaves out.

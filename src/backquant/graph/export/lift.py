@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import fx, nn
@@ -25,11 +26,10 @@ from torch.utils import _pytree as pytree
 from backquant.graph.decompose import COMPOSED
 from backquant.graph.edit import NamePool
 from backquant.graph.export.opaque import RECURRENT, TENSOR, OpaqueCall, opaque_operator
-from backquant.graph.export.signature import Signature, free_axes
+from backquant.graph.export.signature import Signature, free_axes, read_path
 from backquant.graph.export.tidy import SCATTER, Place, place_of
 from backquant.graph.hooks import has_hooks
 from backquant.graph.in_place import is_view
-from backquant.graph.objects import field_index
 from backquant.graph.provenance import Scope
 from backquant.graph.tracer import is_leaf
 
@@ -45,7 +45,7 @@ from backquant.graph.tracer import is_leaf
 class Leaf:
     """One call of a module: what it reads, the value it gives, and the nodes that are inside of it.
 
-    ``items``: for nodes that are items of the module's result, the indices that lead to them. ``state``:
+    ``items``: for nodes that are items of the module's result, the keys that lead to them. ``state``:
     what a recurrent layer or cell is given to begin with.
     """
 
@@ -54,7 +54,7 @@ class Leaf:
     value: fx.Node
     result: fx.Node
     nodes: tuple[fx.Node, ...]
-    items: Mapping[fx.Node, tuple[int, ...]] = field(default_factory=dict)
+    items: Mapping[fx.Node, tuple[Any, ...]] = field(default_factory=dict)
     state: tuple[fx.Node, ...] = ()
 
 
@@ -151,8 +151,10 @@ def _recurrent(leaf: Leaf, given: list[fx.Node]) -> Leaf | None:
     [source] = sources
     assert isinstance(source, fx.Node)
     is_lstm = isinstance(leaf.module, nn.LSTM)
-    paths: list[tuple[int, ...]] = [(0,), (1, 0), (1, 1)] if is_lstm else [(0,), (1,)]
-    items = {node: paths[int(node.args[1])] for node in given}  # type: ignore[arg-type]
+    paths = [(0,), (1, 0), (1, 1)] if is_lstm else [(0,), (1,)]
+    keys: list[Any] = [tuple(map(pytree.SequenceKey, path)) for path in paths]
+    numbers: dict[fx.Node, Any] = {node: node.args[1] for node in given}
+    items = {node: keys[number] for node, number in numbers.items()}
     return replace(leaf, result=source, items=items)
 
 
@@ -176,68 +178,58 @@ def _says_all(module: nn.Module, nodes: list[fx.Node]) -> bool:
     return padding == tuple(module.output_padding)
 
 
-@dataclass
-class Lifted:
-    """The new graph, with the scope of each node by name, and the axes of its tensor whose size is free.
-    Buffers were added to the root."""
-
-    graph: fx.Graph
-    scopes: dict[str, Scope] = field(default_factory=dict)
-    free: dict[str, frozenset[int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Lifting:
-    """What is known before: the exported graph, whose tensors are whose, and what its parts are.
+    """Writes the new graph, by ``run()``, which adds buffers to ``root``.
 
-    ``owned``: path and tensor of parameters, buffers and constants, by placeholder; a path is ``""``
-    for a tensor that the model has no name for. ``leaves``: calls of modules; ``opaque``: calls by key.
+    Args:
+        graph: the exported graph.
+        root: the modules that the new one calls.
+        owned: path and tensor of parameters, buffers and constants, by placeholder; a path is ``""`` for a
+            tensor that the model has no name for.
+        leaves: calls of modules.
+        opaque: calls by key.
+
+    ``scopes`` is then the scope of each node, by name; ``free`` the axes of its tensor whose size is free.
     """
 
-    graph: fx.Graph
-    root: nn.Module
-    owned: Mapping[fx.Node, tuple[str, torch.Tensor]]
-    signature: Signature
-    speller: Speller
-    leaves: tuple[Leaf, ...] = ()
-    opaque: Mapping[str, OpaqueCall] = field(default_factory=dict)
-
-    def run(self) -> Lifted:
-        """Make the new graph."""
-        return _Writer(self).run()
-
-
-class _Writer:
-    """Writes the new graph node by node."""
-
-    def __init__(self, source: Lifting) -> None:
-        self._source = source
-        self._root = source.root
+    def __init__(
+        self,
+        graph: fx.Graph,
+        root: nn.Module,
+        owned: Mapping[fx.Node, tuple[str, torch.Tensor]],
+        signature: Signature,
+        speller: Speller,
+        leaves: Sequence[Leaf] = (),
+        opaque: Mapping[str, OpaqueCall] = MappingProxyType({}),
+    ) -> None:
+        self._source, self._root, self._owned = graph, root, owned
+        self._signature, self._speller, self._opaque = signature, speller, opaque
         self._graph = fx.Graph()
         self._made: dict[fx.Node, Any] = {}
-        self._scopes: dict[str, Scope] = {}
-        self._types = {path: type(m) for path, m in source.root.named_modules()}
-        self._names = NamePool(source.root)
-        self._constants = Constants({node: t for node, (_, t) in source.owned.items()})
-        self._inside = {node: leaf for leaf in source.leaves for node in leaf.nodes}
+        self.scopes: dict[str, Scope] = {}
+        self.free: dict[str, frozenset[int]] = {}
+        self._types = {path: type(m) for path, m in root.named_modules()}
+        self._names = NamePool(root)
+        self._constants = Constants({node: t for node, (_, t) in owned.items()})
+        self._inside = {node: leaf for leaf in leaves for node in leaf.nodes}
         self._items: dict[fx.Node, list[Any]] = {}
 
-    def run(self) -> Lifted:
-        inputs = [
-            node
-            for node in self._source.graph.nodes
-            if node.op == "placeholder" and node not in self._source.owned
-        ]
-        self._made.update(self._source.signature.write(self._graph, inputs))
-        for node in self._source.graph.nodes:
+    def run(self) -> fx.Graph:
+        places = self._source.find_nodes(op="placeholder")
+        inputs = [node for node in places if node not in self._owned]
+        self._made.update(self._signature.write(self._graph, inputs))
+        for node in self._source.nodes:
             if node.op == "call_function":
                 self._write(node)
-            elif node.op == "output":
-                self._write_output(node)
-        self._drop_unused()
+        returned: Any = fx.node.map_arg(self._source.output_node().args[0], self._value)
+        self._graph.output(self._signature.interface.output.nested(list(returned)))
+        for made in reversed(list(self._graph.nodes)):
+            if made.op in ("get_attr", "call_function", "call_method") and not made.users:
+                self._graph.erase_node(made)
+                self.scopes.pop(made.name, None)
         pairs = ((made, free_axes(node)) for node, made in self._made.items())
-        free = {made.name: axes for made, axes in pairs if axes and isinstance(made, fx.Node)}
-        return Lifted(self._graph, self._scopes, free)
+        self.free |= {made.name: x for made, x in pairs if x and isinstance(made, fx.Node)}
+        return self._graph
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -251,20 +243,26 @@ class _Writer:
         value = self._constants[node]
         if not isinstance(value, torch.Tensor):
             return value
-        path = self._source.owned[node][0] if node in self._source.owned else ""
+        path = self._owned[node][0] if node in self._owned else ""
         if not path:
             path = self._names.take("constant_")
             # register_buffer would run the hook that PyTorch 2.12 leaves behind when an export failed
             self._root._buffers[path] = value.detach() if not is_mapped(value) else value
-        return self._note(self._graph.get_attr(path), node)
+        return self._noted(self._graph.get_attr(path), place_of(node).path)
 
-    def _arguments(self, values: Any) -> Any:
-        return fx.node.map_arg(values, self._value)
-
-    def _note(self, made: fx.Node, node: fx.Node) -> fx.Node:
-        path = place_of(node).path
+    def _noted(self, made: fx.Node, path: str) -> fx.Node:
+        """``made`` in the scope of the module at ``path``."""
         kind = self._types.get(path) if path else None
-        self._scopes[made.name] = Scope(path if kind is not None else "", kind)
+        self.scopes[made.name] = Scope(path if kind is not None else "", kind)
+        return made
+
+    def _parts_of(
+        self, made: fx.Node, path: Sequence[Any], node: fx.Node, tree: Any = None
+    ) -> fx.Node:
+        """What stands at ``path`` in the result of a module, in the scope of what calls that."""
+        around = place_of(node).path.rpartition(".")[0]
+        for part in read_path(self._graph, made, path, tree):
+            made = self._noted(part, around)
         return made
 
     # -- nodes ---------------------------------------------------------------------------------------
@@ -275,102 +273,52 @@ class _Writer:
             if node is leaf.result:
                 self._call_leaf(leaf)
             elif node in leaf.items:
-                self._made[node] = self._item(self._made[leaf.result], leaf.items[node], node)
+                self._made[node] = self._parts_of(self._made[leaf.result], leaf.items[node], node)
         elif node.target is opaque_operator():
             self._call_opaque(node)
         elif node.target is operator.getitem and node.args[0] in self._items:
             self._made[node] = self._items[node.args[0]][node.args[1]]  # type: ignore[index]
-        elif node.target is torch.ops.aten.sym_size.int and not self._is_constant(node.args[0]):
+        elif node.target is torch.ops.aten.sym_size.int and node.args[0] not in self._constants:
             self._made[node] = self._call(Call("call_method", "size", node.args), node)
         elif self._constants.compute(node) is None:
-            self._call_operator(node)
-
-    def _is_constant(self, value: Any) -> bool:
-        return value in self._constants
+            call = None
+            if _is_float(node, self._speller):
+                call = self._speller.call(node.target, node.args, node.kwargs)
+            call = call or Call("call_function", node.target, node.args, node.kwargs)
+            self._made[node] = self._call(call, node)
 
     def _is_folded(self, leaf: Leaf) -> bool:
         """Whether a module reads a constant: its operators are computed ahead; tables are looked up."""
-        is_table = isinstance(
-            leaf.module, (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)
-        )
-        return not is_table and self._is_constant(leaf.value)
+        tables = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)
+        return leaf.value in self._constants and not isinstance(leaf.module, tables)
 
     def _call_leaf(self, leaf: Leaf) -> None:
         state = tuple(self._value(value) for value in leaf.state)
         pair = isinstance(leaf.module, nn.LSTM | nn.LSTMCell)
         given = ((state,) if pair else state) if state else ()
         made = self._graph.call_module(leaf.path, (self._value(leaf.value), *given))
-        self._scopes[made.name] = Scope(leaf.path, type(leaf.module))
+        self.scopes[made.name] = Scope(leaf.path, type(leaf.module))
         self._made[leaf.result] = made
 
-    def _item(self, value: fx.Node, path: tuple[int, ...], node: fx.Node) -> fx.Node:
-        for index in path:
-            value = self._graph.call_function(operator.getitem, (value, index))
-            self._scopes[value.name] = self._outside(node)
-        return value
-
-    def _call_operator(self, node: fx.Node) -> None:
-        call = None
-        if _is_float(node, self._source.speller):
-            call = self._source.speller.call(node.target, node.args, node.kwargs)
-        if call is None:
-            call = Call("call_function", node.target, node.args, node.kwargs)
-        self._made[node] = self._call(call, node)
-
     def _call(self, call: Call, node: fx.Node) -> fx.Node:
-        args, kwargs = self._arguments((tuple(call.args), dict(call.kwargs)))
-        return self._note(self._graph.create_node(call.kind, call.target, args, kwargs), node)
+        args, kwargs = fx.node.map_arg((tuple(call.args), dict(call.kwargs)), self._value)
+        made = self._graph.create_node(call.kind, call.target, args, kwargs)
+        return self._noted(made, place_of(node).path)
 
     def _call_opaque(self, node: fx.Node) -> None:
-        key, given = node.args
-        call = self._source.opaque[str(key)]
-        tensors = iter([self._value(value) for value in given])  # type: ignore[union-attr, arg-type]
+        arguments: Any = node.args
+        call = self._opaque[arguments[0]]
+        tensors = iter([self._value(value) for value in arguments[1]])
         leaves = [next(tensors) if leaf is TENSOR else leaf for leaf in call.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, call.spec)
         made = self._graph.call_module(call.path, tuple(args), dict(kwargs))
-        self._scopes[made.name] = Scope(call.path, self._types.get(call.path))
-        self._items[node] = self._parts(made, call, node)
-
-    def _parts(self, made: fx.Node, call: OpaqueCall, node: fx.Node) -> list[Any]:
-        """The tensors of what an opaque module returns, in the order of the flat outputs."""
+        self.scopes[made.name] = Scope(call.path, self._types.get(call.path))
         tree = pytree.tree_unflatten(list(call.out_leaves), call.out_spec)
-        found = []
-        for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
-            if isinstance(leaf, torch.Tensor):
-                found.append(self._part(made, tree, path, node))
-        return found
-
-    def _part(self, value: fx.Node, tree: Any, path: tuple[Any, ...], node: fx.Node) -> fx.Node:
-        for key in path:
-            index = field_index(tree, getattr(key, "name", None))
-            tree = key.get(tree)
-            if index is not None:
-                value = self._graph.call_function(operator.getitem, (value, index))
-            elif isinstance(key, pytree.GetAttrKey):
-                value = self._graph.call_function(getattr, (value, key.name))
-            else:
-                index = key.idx if isinstance(key, pytree.SequenceKey) else key.key
-                value = self._graph.call_function(operator.getitem, (value, index))
-            self._scopes[value.name] = self._outside(node)
-        return value
-
-    def _outside(self, node: fx.Node) -> Scope:
-        """The scope of the module that calls the one that ``node`` is in."""
-        path = place_of(node).path.rpartition(".")[0]
-        return Scope(path, self._types.get(path) if path else None)
-
-    def _write_output(self, node: fx.Node) -> None:
-        flat = [
-            self._value(value) if isinstance(value, fx.Node) else value
-            for value in node.args[0]  # type: ignore[union-attr]
+        self._items[node] = [  # its tensors, in the order of the flat outputs
+            self._parts_of(made, path, node, tree)
+            for path, leaf in pytree.tree_flatten_with_path(tree)[0]
+            if isinstance(leaf, torch.Tensor)
         ]
-        self._graph.output(self._source.signature.interface.output.nested(flat))
-
-    def _drop_unused(self) -> None:
-        for made in reversed(list(self._graph.nodes)):
-            if made.op in ("get_attr", "call_function", "call_method") and not made.users:
-                self._graph.erase_node(made)
-                self._scopes.pop(made.name, None)
 
 
 def _is_float(node: fx.Node, speller: Speller) -> bool:
@@ -421,44 +369,31 @@ class Constants:
 
     def compute(self, node: fx.Node) -> Any:
         """The value of ``node`` (noted for those who read it), or ``None`` if it is no constant."""
-        if not self._may(node):
+        read = self._read(node)
+        if not all(source in self._values for source in read) or _is_random(node.target):
             return None
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._value)
+        values, call = self._values, cast(Callable[..., Any], node.target)
+        args, kwargs = fx.node.map_arg(
+            (node.args, node.kwargs), lambda n: values[n] if n in values else _like(n)
+        )
         try:
             with torch.no_grad():
-                value = node.target(*args, **kwargs)  # type: ignore[operator]
+                value = call(*args, **kwargs)
         except RuntimeError:
-            if any(map(is_mapped, self._of(node))):
+            if any(is_mapped(values.get(source)) for source in node.all_input_nodes):
                 return None  # a run of the graph fails as well, and is told in our words
             raise
         if isinstance(value, torch.Tensor) and value.numel() > _LARGE:
-            read = sum(map(self._size, self._read(node)))
-            if value.numel() > 2 * read:
+            sources = [values[n] for n in read if isinstance(values[n], torch.Tensor)]
+            if value.numel() > 2 * sum(source.numel() for source in sources):
                 return None
-        self._values[node] = value
+        values[node] = value
         return value
-
-    def _may(self, node: fx.Node) -> bool:
-        if not isinstance(node.target, OpOverload) and node.op != "call_function":
-            return False
-        if isinstance(node.target, OpOverload) and _is_random(node.target):
-            return False
-        return all(source in self._values for source in self._read(node))
 
     def _read(self, node: fx.Node) -> list[fx.Node]:
         """The nodes whose values ``node`` depends on."""
         is_new = node.target in _NEW and _like(node.args[0]) is not None
         return [n for n in node.all_input_nodes if not (is_new and n is node.args[0])]
-
-    def _value(self, node: fx.Node) -> Any:
-        return self._values[node] if node in self._values else _like(node)
-
-    def _of(self, node: fx.Node) -> list[Any]:
-        return [self._values.get(source) for source in node.all_input_nodes]
-
-    def _size(self, node: fx.Node) -> int:
-        value = self._values[node]
-        return value.numel() if isinstance(value, torch.Tensor) else 0
 
 
 def is_mapped(value: Any) -> bool:
@@ -478,8 +413,9 @@ def _like(node: object) -> torch.Tensor | None:
     return torch.empty(0, dtype=value.dtype, device=value.device)
 
 
-def _is_random(overload: OpOverload) -> bool:
-    return torch.Tag.nondeterministic_seeded in overload.tags or overload.namespace != "aten"
+def _is_random(target: object) -> bool:
+    is_own = isinstance(target, OpOverload) and target.namespace != "aten"
+    return is_own or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 # What the lifting of an exported graph has to be told about operators, as an interface.

@@ -13,11 +13,10 @@ free where the size is free.
 
 from __future__ import annotations
 
-import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,19 +25,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from backquant.graph.interception import is_users
-
-__all__ = [
-    "NotANumberError",
-    "Number",
-    "keeps_numbers",
-    "kept_as_numbers",
-    "plain_comparisons",
-    "wants_plain_truth",
-]
+from backquant.graph.own_thread import replaced
 
 
 class NotANumberError(AttributeError, TypeError):
     """Something is done to a ``Number`` that one does to a tensor."""
+
+
+def _binary(compute: Callable[[Number, Number], Any]) -> Callable[[Any, Any], Any]:
+    """A method of ``Number`` for another one, an integer or a size."""
+
+    def method(self: Number, other: Any) -> Any:
+        two = _number(other)
+        return NotImplemented if two is None else compute(self, two)
+
+    return method
 
 
 class Number:
@@ -69,84 +70,34 @@ class Number:
     def __getattr__(self, name: str) -> Any:
         raise NotANumberError(f"{name!r} is asked of an integer that the model keeps as a tensor")
 
-    def __add__(self, other: Any) -> Any:
-        one, two = self, _number(other)
-        if two is None:
-            return NotImplemented
-        return Number(one.above * two.below + two.above * one.below, one.below * two.below)
+    __add__ = __radd__ = _binary(
+        lambda a, b: Number(a.above * b.below + b.above * a.below, a.below * b.below)
+    )
+    __mul__ = __rmul__ = _binary(lambda a, b: Number(a.above * b.above, a.below * b.below))
+    __sub__ = _binary(lambda a, b: a + -b)
+    __rsub__ = _binary(lambda a, b: b + -a)
+    __truediv__ = _binary(lambda a, b: a.over(b))
+    __rtruediv__ = _binary(lambda a, b: b.over(a))
+    __floordiv__ = _binary(lambda a, b: a.over(b).floor())
+    __rfloordiv__ = _binary(lambda a, b: b.over(a).floor())
+    __mod__ = _binary(lambda a, b: a + -(a.over(b).floor() * b))
+    __rmod__ = _binary(lambda a, b: b % a)
+    __eq__ = _binary(lambda a, b: a.above * b.below == b.above * a.below)
+    __ne__ = _binary(lambda a, b: a.above * b.below != b.above * a.below)
+    __lt__ = _binary(lambda a, b: a.above * b.below < b.above * a.below)
+    __le__ = _binary(lambda a, b: a.above * b.below <= b.above * a.below)
+    __gt__ = _binary(lambda a, b: a.above * b.below > b.above * a.below)
+    __ge__ = _binary(lambda a, b: a.above * b.below >= b.above * a.below)
+    __hash__ = object.__hash__
 
     def __neg__(self) -> Number:
         return Number(-self.above, self.below)
 
-    def __sub__(self, other: Any) -> Any:
-        two = _number(other)
-        return NotImplemented if two is None else self + -two
-
-    def __mul__(self, other: Any) -> Any:
-        two = _number(other)
-        if two is None:
-            return NotImplemented
-        return Number(self.above * two.above, self.below * two.below)
-
-    def __truediv__(self, other: Any) -> Any:
-        two = _number(other)
-        if two is None:
-            return NotImplemented
-        if two.above <= 0:
+    def over(self, other: Number) -> Number:
+        """The quotient."""
+        if other.above <= 0:
             raise NotANumberError("division by a number that is not positive")
-        return Number(self.above * two.below, self.below * two.above)
-
-    def __floordiv__(self, other: Any) -> Any:
-        found = self / other
-        return found.floor() if isinstance(found, Number) else found
-
-    def __mod__(self, other: Any) -> Any:
-        found = self // other
-        return self - found * other if isinstance(found, Number) else found
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __rsub__(self, other: Any) -> Any:
-        return -self + other
-
-    def __rtruediv__(self, other: Any) -> Any:
-        two = _number(other)
-        return NotImplemented if two is None else two / self
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        two = _number(other)
-        return NotImplemented if two is None else two // self
-
-    def __rmod__(self, other: Any) -> Any:
-        two = _number(other)
-        return NotImplemented if two is None else two % self
-
-    def __eq__(self, other: object) -> Any:
-        return self._compared(other, lambda a, b: a == b)
-
-    def __ne__(self, other: object) -> Any:
-        return self._compared(other, lambda a, b: a != b)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._compared(other, lambda a, b: a < b)
-
-    def __le__(self, other: Any) -> Any:
-        return self._compared(other, lambda a, b: a <= b)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._compared(other, lambda a, b: a > b)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._compared(other, lambda a, b: a >= b)
-
-    __hash__ = object.__hash__
-
-    def _compared(self, other: Any, how: Callable[[Any, Any], Any]) -> Any:
-        two = _number(other)
-        if two is None:
-            return NotImplemented
-        return how(self.above * two.below, two.above * self.below)
+        return Number(self.above * other.below, self.below * other.above)
 
     def __bool__(self) -> bool:
         return bool(self.above != 0)
@@ -276,7 +227,7 @@ def kept_as_numbers(model: nn.Module) -> Iterator[None]:
             module._buffers.pop(name, None)
             module.__dict__[name] = number
             # torch.export restores assigned attributes, so assignments are noticed by a hook
-            hooks.append(module.register_forward_hook(_watch(name, number)))
+            hooks.append(module.register_forward_hook(partial(_check, name, number)))
         with _Plain():
             yield
     finally:
@@ -287,12 +238,9 @@ def kept_as_numbers(model: nn.Module) -> Iterator[None]:
             (module._buffers if is_buffer else module.__dict__)[name] = value
 
 
-def _watch(name: str, number: Number) -> Callable[..., None]:
-    def check(module: nn.Module, *_: Any) -> None:
-        if getattr(module, name) is not number:
-            raise NotANumberError(f"{name!r} is written")
-
-    return check
+def _check(name: str, number: Number, module: nn.Module, *_: Any) -> None:
+    if getattr(module, name) is not number:
+        raise NotANumberError(f"{name!r} is written")
 
 
 # ``len(x)`` of a tensor as a size that may be free.
@@ -370,29 +318,23 @@ def plain_comparisons() -> Iterator[None]:
     ...     torch.zeros(3).shape[0] > 1
     True
     """
-    thread = threading.get_ident()
-    originals = {name: getattr(torch.SymInt, name) for name in _COMPARISONS}
-    try:
-        for name, original in originals.items():
-            setattr(torch.SymInt, name, _plain_comparison(original, thread))
+    with ExitStack() as stack:
+        for name in _COMPARISONS:
+            compared = _plain_comparison(getattr(torch.SymInt, name))
+            stack.enter_context(replaced(torch.SymInt, name, here=compared))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch.SymInt, name, original)
 
 
-def _plain_comparison(
-    original: Callable[[Any, Any], Any], thread: int
-) -> Callable[[Any, Any], Any]:
+def _plain_comparison(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     # imported here: it loads the compiler, which loading a model does not need
     from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
-    @functools.wraps(original)
     def compared(one: Any, other: Any) -> Any:
         found = original(one, other)
-        if not isinstance(found, torch.SymBool) or threading.get_ident() != thread:
+        if not isinstance(found, torch.SymBool):
             return found
-        if not is_users(sys._getframe(1).f_code.co_filename) or has_free_unbacked_symbols(found):
+        # the frame behind that which chooses by thread
+        if not is_users(sys._getframe(2).f_code.co_filename) or has_free_unbacked_symbols(found):
             return found
         return bool(found)
 

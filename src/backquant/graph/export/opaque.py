@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -129,27 +129,19 @@ class _Recorder:
         self.calls: dict[str, list[OpaqueCall]] = {}
         self._begun: dict[str, tuple[Any, Any]] = {}
 
-    def begins(self, path: str) -> Any:
-        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self._begun[path] = _known(args, kwargs)
+    def begins(self, path: str, _: nn.Module, args: Any, kwargs: Any) -> None:
+        self._begun[path] = _known(args, kwargs)
 
-        return note
-
-    def ends(self, path: str) -> Any:
-        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            begun, spec = self._begun.pop(path)
-            if (begun, spec) != _known(args, kwargs):
-                if path in self._on_trial:
-                    return
-                parent = path.rpartition(".")[0]
-                reason = f"{path!r} cannot be exported, and changes an argument in place, such as a cache"
-                raise NotExportedError(reason, parent)
-            out_leaves, out_spec = pytree.tree_flatten(output)
-            self.calls.setdefault(path, []).append(
-                OpaqueCall(path, [], spec, out_leaves, out_spec, begun)
+    def ends(self, path: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        begun, spec = self._begun.pop(path)
+        if (begun, spec) == _known(args, kwargs):
+            call = OpaqueCall(path, [], spec, *pytree.tree_flatten(output), begun)
+            self.calls.setdefault(path, []).append(call)
+        elif path not in self._on_trial:
+            reason = (
+                f"{path!r} cannot be exported, and changes an argument in place, such as a cache"
             )
-
-        return note
+            raise NotExportedError(reason, path.rpartition(".")[0])
 
 
 def _known(args: Any, kwargs: Any) -> tuple[list[tuple[int, ...]], Any]:
@@ -197,21 +189,15 @@ def opaque_calls(
     known = set(paths)
     outside = [path for path in tried if known.isdisjoint(_around(path))]
     modules = {path: model.get_submodule(path) for path in (*_outermost(paths), *outside)}
-    hooks = [
-        hook
-        for path, module in modules.items()
-        for hook in (
-            module.register_forward_pre_hook(recorder.begins(path), with_kwargs=True),
+    with ExitStack() as hooks, torch.no_grad(), with_own_state(model):
+        for path, module in modules.items():
+            begins, ends = partial(recorder.begins, path), partial(recorder.ends, path)
             # before hooks of the user's, which an export runs around the stand-in
-            module.register_forward_hook(recorder.ends(path), with_kwargs=True, prepend=True),
-        )
-    ]
-    try:
-        with torch.no_grad(), with_own_state(model):
-            model(*args, **kwargs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+            first = module.register_forward_pre_hook(begins, with_kwargs=True)
+            last = module.register_forward_hook(ends, with_kwargs=True, prepend=True)
+            hooks.callback(first.remove)
+            hooks.callback(last.remove)
+        model(*args, **kwargs)
     try:
         with ExitStack() as stack:
             for path, module in modules.items():

@@ -45,15 +45,8 @@ from backquant.graph.export.opaque import (
 from backquant.graph.export.signature import by_keyword, named_keywords
 from backquant.graph.fixed_data import passing_asserts, unchecked_notes
 from backquant.graph.interception import user_line
-from backquant.graph.own_thread import (
-    capture_in_own_thread,
-    printing_nowhere,
-    without_attention_fastpath,
-)
-from backquant.graph.silence import without_log_records, without_warnings
-
-__all__ = ["NotExportedError", "Exported", "export_model", "failure_of", "quietly"]
-
+from backquant.graph.own_thread import without_attention_fastpath
+from backquant.graph.silence import quiet, without_warnings
 
 # Dynamic shapes as users write them: names in place of ``torch.export.Dim``.
 
@@ -105,15 +98,8 @@ def of_all_inputs(dynamic_shapes: Any, inputs: Mapping[str, Any]) -> Any:
     """
     if not isinstance(dynamic_shapes, Mapping):
         return dynamic_shapes
-    return {**dynamic_shapes} | {n: _fixed(v) for n, v in inputs.items() if n not in dynamic_shapes}
-
-
-def _fixed(value: Any) -> Any:
-    if is_record(value):
-        return [_fixed(p) for p in pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]]
-    if pytree.tree_is_leaf(value):
-        return None
-    return pytree.tree_map(_fixed, value, is_leaf=lambda part: part is not value)
+    others = {name: value for name, value in inputs.items() if name not in dynamic_shapes}
+    return {**dynamic_shapes, **_free(others, lambda _: None)}
 
 
 def is_record(value: Any) -> bool:
@@ -407,7 +393,7 @@ def _attempts(
     if dynamic_shapes is not None:
         yield _Attempt(args, kwargs, dynamic_shapes)
         return
-    free = _free(_combine_args(model, args, kwargs), _free_sizes)
+    free = _free(_combine_args(model, args, kwargs), _free_sizes, _all_free)
     doubled = _doubled((args, kwargs))
     if doubled is not None:
         yield _Attempt(doubled[0], doubled[1], free, is_doubled=True)
@@ -416,14 +402,17 @@ def _attempts(
     yield _Attempt(args, kwargs, None, note)
 
 
-def _free(tree: Any, free_of: Callable[[Any], Any]) -> Any:
-    """``free_of`` of each leaf; an instance of a class becomes the list of its parts, as export asks."""
+def _free(
+    tree: Any, free_of: Callable[[Any], Any], inside: Callable[[Any], Any] | None = None
+) -> Any:
+    """``free_of`` of each leaf; an instance of a class becomes the list of its parts, as export asks, with
+    ``inside`` of the leaves in it."""
 
     def found(value: Any) -> Any:
         if not is_record(value):
             return free_of(value)
         parts = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]
-        return [_free(part, _all_free) for part in parts]
+        return [_free(part, inside or free_of) for part in parts]
 
     return pytree.tree_map(found, tree, is_leaf=is_record)
 
@@ -454,13 +443,7 @@ def _doubled(inputs: Any) -> Any:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without the exporter's warnings, and without attention kernels that hide their operators."""
-    with (
-        capture_in_own_thread(),
-        without_attention_fastpath(),
-        without_warnings(),
-        without_log_records(),
-        printing_nowhere(),
-    ):
+    with quiet(), without_warnings(), without_attention_fastpath():
         yield
 
 

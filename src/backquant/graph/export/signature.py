@@ -7,7 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
 from backquant.graph.fixed_data import Data
+from backquant.graph.hooks import forward_in_place
+from backquant.graph.objects import field_index
 from backquant.graph.structure import Argument, Interface, Structure
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -32,23 +34,6 @@ class Signature:
     given: dict[str, Any]
     interface: Interface
 
-    def with_fixed(self, data: Mapping[str, Data]) -> Signature:
-        """The signature of a graph that ``data``, by argument, is part of."""
-        arguments = tuple(
-            replace(argument, fixed=data.get(argument.name, ()))
-            for argument in self.interface.arguments
-        )
-        return replace(self, interface=replace(self.interface, arguments=arguments))
-
-    def resized(self, program: torch.export.ExportedProgram) -> Signature:
-        """The signature of a program that was made of this one's: it may fix more sizes."""
-        shapes, arguments = _shapes(program), []
-        for argument in self.interface.arguments:
-            leaves = pytree.tree_leaves(self.given.get(argument.name, ()))
-            found = tuple(size for size in [next(shapes) for _ in leaves] if size is not None)
-            arguments.append(replace(argument, shapes=found))
-        return replace(self, interface=replace(self.interface, arguments=tuple(arguments)))
-
     def write(self, graph: fx.Graph, inputs: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
         """Write the placeholders into ``graph``; gives what stands for each input of the export."""
         made: dict[fx.Node, fx.Node] = {}
@@ -63,37 +48,45 @@ class Signature:
             placeholders[name] = graph.placeholder(name, default_value=filled)
         for name in order:
             for path, _ in pytree.tree_flatten_with_path(self.given[name])[0]:
-                node = next(remaining)
-                made[node] = _item(graph, placeholders[name], path)
+                start = placeholders[name]
+                made[next(remaining)] = [start, *read_path(graph, start, path)][-1]
         return made
 
 
-def _item(graph: fx.Graph, value: fx.Node, path: tuple[Any, ...]) -> fx.Node:
+def read_path(
+    graph: fx.Graph, value: fx.Node, path: Sequence[Any], tree: Any = None
+) -> Iterator[fx.Node]:
+    """The nodes that read, one key after the other, what stands at ``path`` in ``value``; ``tree``: what that
+    is, where fields of named tuples are to be read by their number."""
     for key in path:
-        if isinstance(key, pytree.GetAttrKey):
+        index = field_index(tree, getattr(key, "name", None))
+        tree = None if tree is None else key.get(tree)
+        if isinstance(key, pytree.GetAttrKey) and index is None:
             value = graph.call_function(getattr, (value, key.name))
-        elif isinstance(key, (pytree.SequenceKey, pytree.MappingKey)):
-            index = key.idx if isinstance(key, pytree.SequenceKey) else key.key
-            value = graph.call_function(operator.getitem, (value, index))
-        else:
+        elif index is None and not isinstance(key, (pytree.SequenceKey, pytree.MappingKey)):
             raise CaptureError(
                 "an argument is of a class whose tensors cannot be told apart",
                 where=f"input {value.name!r}",
                 fix="pass tensors, tuples, lists or dicts",
             )
-    return value
+        else:
+            place = getattr(key, "idx", getattr(key, "key", index))
+            value = graph.call_function(operator.getitem, (value, place))
+        yield value
 
 
 def signature_of(
     forward: inspect.Signature,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    fixed: Mapping[str, Data],
     program: torch.export.ExportedProgram,
 ) -> Signature:
     """The signature of a model that was exported with these arguments.
 
     Args:
         forward: that of the model's method, for names and defaults.
+        fixed: numbers and texts among the arguments, by argument, which are part of the graph.
     """
     parameters, given = bound(forward, args, kwargs)
     shapes = _shapes(program)
@@ -101,7 +94,7 @@ def signature_of(
     for name, default in parameters:
         if name not in given:
             constant = default if default is not inspect.Parameter.empty else None
-            arguments.append(Argument(name, (), constant))
+            arguments.append(Argument(name, (), constant, fixed=fixed.get(name, ())))
             continue
         leaves = pytree.tree_leaves(given[name])
         sizes = [next(shapes) for _ in leaves]
@@ -111,7 +104,8 @@ def signature_of(
             for leaf in leaves
             if isinstance(leaf, torch.Tensor)
         )
-        arguments.append(Argument(name, found, None if found else given[name], dtypes))
+        value = None if found else given[name]
+        arguments.append(Argument(name, found, value, dtypes, fixed.get(name, ())))
     output = Structure.of(program.call_spec.out_spec)
     return Signature(tuple(parameters), given, Interface(tuple(arguments), output))
 
@@ -249,14 +243,9 @@ def named_keywords(model: nn.Module, kwargs: Collection[str]) -> Iterator[None]:
 
     named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in given]
     rest = [each for each in signature.parameters.values() if each.kind is not _KEYWORDS]
-    forward.__signature__ = signature.replace(parameters=[*rest, *named])  # type: ignore[attr-defined]
-    before = {name: value for name, value in vars(model).items() if name == "forward"}
-    model.__dict__["forward"] = forward
-    try:
+    vars(forward)["__signature__"] = signature.replace(parameters=[*rest, *named])
+    with forward_in_place(model, forward):
         yield
-    finally:
-        del model.__dict__["forward"]
-        model.__dict__.update(before)
 
 
 def by_keyword(signature: inspect.Signature, values: Any) -> Any:

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from backquant.graph.export.program import NotExportedError
+from backquant.graph.export.opaque import NotExportedError
 
 # Which operator gives as a new value what another one writes into its first argument.
 
@@ -89,20 +89,6 @@ class NotFunctionalError(Exception):
     """A value is changed in place while views of it are read later."""
 
 
-def copied(source: fx.Graph) -> fx.Graph:
-    """A copy with the same names and meta data.
-
-    >>> graph = fx.symbolic_trace(torch.nn.ReLU()).graph
-    >>> [node.name for node in copied(graph).nodes] == [node.name for node in graph.nodes]
-    True
-    """
-    graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
-    for node in source.nodes:
-        made[node] = graph.node_copy(node, made.__getitem__)
-    return graph
-
-
 def tidy(
     graph: fx.Graph, owner: torch.nn.Module, composed: Callable[[fx.Node], fx.Node | None]
 ) -> None:
@@ -119,9 +105,12 @@ def tidy(
             graph.erase_node(node)
         elif _trains(node):
             raise NotExportedError("it was exported in training mode: batch norm is trained")
-    _replace(graph, _itself)
-    _resolve_in_place(graph)
-    _replace(graph, _same_value)
+    _replace(graph, _ITSELF)
+    aliases = _Aliases(graph)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and not _is_pure(node):
+            _out_of_place(node, aliases)
+    _replace(graph, _SAME)
     for node in list(graph.nodes):
         value = composed(node) if node.op == "call_function" else None
         if value is not None:
@@ -222,14 +211,10 @@ def _cast(node: fx.Node) -> fx.Node | None:
 
 def _uncopied(node: fx.Node) -> fx.Node | None:
     """What ``to`` gives where nothing is to change: the tensor, and no copy of it."""
-    schema = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    target: Any = node.target
+    schema = [argument.name for argument in target._schema.arguments]
     given = dict(zip(schema, node.args, strict=False)) | dict(node.kwargs)
     return None if given.get("copy") else _cast(node)
-
-
-def _onto_itself(node: fx.Node) -> fx.Node | None:
-    """``copy_`` of a tensor to itself: what ``self.table = self.table.to(device)`` leaves in an export."""
-    return _first(node) if node.args[0] is node.args[1] else None
 
 
 def _slice(node: fx.Node) -> fx.Node | None:
@@ -237,10 +222,6 @@ def _slice(node: fx.Node) -> fx.Node | None:
     value = _first(node)
     whole = start in (None, 0) and end in (None, 2**63 - 1) and step in (None, 1)
     return value if whole else None
-
-
-def _dropout(node: fx.Node) -> fx.Node | None:
-    return None if _drops(node) else _first(node)
 
 
 def _drops(node: fx.Node) -> bool:
@@ -270,9 +251,10 @@ _ITSELF: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     _aten.to.dtype_layout: _uncopied,
     _aten.to.device: _uncopied,
     _aten.to.other: _uncopied,
-    _aten.copy_.default: _onto_itself,
+    # of a tensor to itself: what ``self.table = self.table.to(device)`` leaves in an export
+    _aten.copy_.default: lambda node: _first(node) if node.args[0] is node.args[1] else None,
     _aten.slice.Tensor: _slice,
-    **dict.fromkeys(_DROPOUTS, _dropout),
+    **dict.fromkeys(_DROPOUTS, lambda node: None if _drops(node) else _first(node)),
 }
 _SAME: dict[Any, Callable[[fx.Node], fx.Node | None]] = _ITSELF | {
     _aten.lift_fresh_copy.default: _first,
@@ -286,19 +268,11 @@ _SAME: dict[Any, Callable[[fx.Node], fx.Node | None]] = _ITSELF | {
 }
 
 
-def _itself(node: fx.Node) -> fx.Node | None:
-    find = _ITSELF.get(node.target)
-    return None if find is None else find(node)
-
-
-def _same_value(node: fx.Node) -> fx.Node | None:
-    find = _SAME.get(node.target)
-    return None if find is None else find(node)
-
-
-def _replace(graph: fx.Graph, value_of: Callable[[fx.Node], fx.Node | None]) -> None:
+def _replace(graph: fx.Graph, rules: Mapping[Any, Callable[[fx.Node], fx.Node | None]]) -> None:
+    """``rules``: by target, what gives the value that stands for a node's, if one does."""
     for node in list(graph.nodes):
-        value = value_of(node)
+        rule = rules.get(node.target)
+        value = None if rule is None else rule(node)
         if value is not None:
             node.replace_all_uses_with(value)
             graph.erase_node(node)
@@ -309,13 +283,6 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 # -- in place ----------------------------------------------------------------------------------------
-def _resolve_in_place(graph: fx.Graph) -> None:
-    aliases = _Aliases(graph)
-    for node in list(graph.nodes):
-        if node.op == "call_function" and not _is_pure(node):
-            _out_of_place(node, aliases)
-
-
 class _Aliases:
     """Which values are views of one tensor, and where each is read last."""
 
@@ -371,7 +338,8 @@ class _Aliases:
 def _viewed(node: fx.Node) -> list[fx.Node]:
     """The arguments that the result of ``node`` may be a view of."""
     if not isinstance(node.target, OpOverload):
-        return [node.args[0]] if node.target is operator.getitem else []  # type: ignore[list-item]
+        source = node.args[0] if node.target is operator.getitem else None
+        return [source] if isinstance(source, fx.Node) else []
     schema = node.target._schema
     named = zip(schema.arguments, node.args, strict=False)
     return [

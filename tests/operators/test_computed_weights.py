@@ -10,8 +10,9 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.graph import GraphRewriter, product_of_activations
+from backquant.graph import GraphRewriter
 from backquant.graph.shapes import GraphValues
+from backquant.operators.computed_parameters import product_of_activations
 
 
 class Compared(nn.Module):

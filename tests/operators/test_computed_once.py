@@ -12,7 +12,7 @@ from torch import fx, nn
 
 import backquant
 from backquant.graph.provenance import Scope
-from backquant.graph.rewrite import computed_once
+from backquant.operators.computed_once import computed_once
 
 ONCE: dict[str, Any] = {
     "products": lambda x: (x @ x.transpose(0, 1)).relu() + (x @ x.transpose(0, 1)).sin(),

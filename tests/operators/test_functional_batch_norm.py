@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.graph import GraphRewriter, batch_norm_module, capture
+from backquant.graph import GraphRewriter, capture
 from backquant.graph.shapes import GraphValues
+from backquant.operators.normal_form import batch_norm_module
 
 
 class NormAct(nn.BatchNorm2d):

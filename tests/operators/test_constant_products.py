@@ -10,7 +10,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.graph import GraphRewriter, capture, linear_product
+from backquant.graph import GraphRewriter, capture
+from backquant.operators.computed_parameters import linear_product
 
 
 class Products(nn.Module):

@@ -4,16 +4,56 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
 from torch.nn import functional as F
 
-from backquant.graph.queries import arithmetic_of, plain_name
 from backquant.graph.rewrite import GraphRewriter, arguments_by_name
+
+# What a call computes, whichever way it is spelled in a captured graph.
+
+_ARITHMETIC: Mapping[Any, str] = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "div",
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.truediv: "div",
+    torch.add: "add",
+    torch.sub: "sub",
+    torch.mul: "mul",
+    torch.div: "div",
+}
+
+
+def arithmetic_of(node: fx.Node) -> str | None:
+    """``"add"``, ``"sub"``, ``"mul"`` or ``"div"`` of two values; ``None``: something else, or with options.
+
+    >>> graph = fx.Graph()
+    >>> arithmetic_of(graph.call_function(torch.ops.aten.div.Tensor, (1, 2)))
+    'div'
+    """
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    return _ARITHMETIC.get(plain_name(node.target))
+
+
+def plain_name(target: Any) -> Any:
+    """The name of an overload of ATen; other targets as they are.
+
+    >>> plain_name(torch.ops.aten.relu6.default), plain_name("clamp")
+    ('relu6', 'clamp')
+    """
+    is_aten = isinstance(target, OpOverload) and target.namespace == "aten"
+    return target._opname if is_aten else target
+
 
 # ``torch.einsum`` of two operands, as the matrix product that it is.
 #
@@ -41,7 +81,7 @@ def einsum_product(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
     True
     """
     product = _product(node, write) if node.target in _EINSUM else None
-    return None if product is None else _Writer(node, product, write).write()
+    return None if product is None else product.written()
 
 
 @dataclass(frozen=True)
@@ -51,6 +91,8 @@ class _Product:
     ``batch`` and ``rows``, ``columns`` are in the order of the result, ``summed`` in that of ``left``.
     """
 
+    node: fx.Node
+    write: GraphRewriter
     left: fx.Node
     right: fx.Node
     of_left: str
@@ -66,6 +108,64 @@ class _Product:
     def is_linear(self) -> bool:
         """Whether it is a linear layer: one constant matrix for all rows."""
         return self.constant is not None and not self.batch
+
+    def written(self) -> fx.Node:
+        """Nodes of it in the place of the equation; the last one."""
+        left = self._arranged(self.left, self.of_left, (self.batch, self.rows, self.summed))
+        made = self._call(torch.matmul, left, self._right())
+        if len(self.columns) > 1 or (len(self.rows) > 1 and not self.is_linear):
+            sizes = map(self._size, self.batch + self.rows + self.columns)
+            made = self._call("reshape", made, *sizes)
+        return self._permuted(made, self.batch + self.rows + self.columns, self.result)
+
+    def _right(self) -> fx.Node:
+        """The second operand [batch, summed, columns], computed here where it is constant."""
+        if self.constant is None:
+            return self._arranged(
+                self.right, self.of_right, (self.batch, self.summed, self.columns)
+            )
+        sizes = dict(zip(self.of_right, self.constant.shape, strict=True))
+        order = [self.of_right.index(letter) for letter in self.batch + self.summed + self.columns]
+        shape = (
+            *(sizes[letter] for letter in self.batch),
+            *(
+                math.prod(sizes[letter] for letter in group)
+                for group in (self.summed, self.columns)
+            ),
+        )
+        value = self.constant.detach().permute(order).reshape(shape).contiguous()
+        return self.write.buffer(self.node, f"{self.right.target}_permuted_", value)
+
+    def _arranged(self, value: fx.Node, letters: str, groups: tuple[str, str, str]) -> fx.Node:
+        """``value`` with its axes in this order; each of the last two groups is one axis."""
+        batch, first, second = groups
+        made = self._permuted(value, letters, "".join(groups))
+        if len(second) > 1:
+            made = self._call(torch.flatten, made, -len(second), -1)
+        # a linear layer takes any number of leading axes
+        if len(first) > 1 and not self.is_linear:
+            last = len(batch) + len(first) - 1
+            made = self._call(torch.flatten, made, len(batch), last)
+        return made
+
+    def _permuted(self, value: fx.Node, letters: str, wanted: str) -> fx.Node:
+        if letters == wanted:
+            return value
+        order = [letters.index(letter) for letter in wanted]
+        return self._call("permute", value, *order)
+
+    def _size(self, letter: str) -> Any:
+        if self.constant is not None and letter in self.of_right:
+            return self.constant.shape[self.of_right.index(letter)]
+        if letter == (self.batch + self.rows)[0]:
+            return -1
+        source, letters = (
+            (self.left, self.of_left) if letter in self.of_left else (self.right, self.of_right)
+        )
+        return self._call("size", source, letters.index(letter))
+
+    def _call(self, target: Any, *args: Any) -> fx.Node:
+        return self.write.call(self.node, target, *args)
 
 
 def _product(node: fx.Node, write: GraphRewriter) -> _Product | None:
@@ -89,6 +189,8 @@ def _product(node: fx.Node, write: GraphRewriter) -> _Product | None:
     if constants.value(left) is not None:
         left, right, of_left, of_right = right, left, of_right, of_left
     product = _Product(
+        node=node,
+        write=write,
         left=left,
         right=right,
         of_left=of_left,
@@ -140,67 +242,6 @@ def _letters(equation: str, ranks: list[int]) -> tuple[str, str, str] | None:
     if any(len(set(letters)) != len(letters) for letters in written):
         return None
     return written[0], written[1], result
-
-
-class _Writer:
-    """Puts the nodes of one product in the place of an equation."""
-
-    def __init__(self, node: fx.Node, product: _Product, write: GraphRewriter) -> None:
-        self._node, self._product, self._write = node, product, write
-
-    def write(self) -> fx.Node:
-        """The node that computes the result now."""
-        p = self._product
-        left = self._arranged(p.left, p.of_left, (p.batch, p.rows, p.summed))
-        made = self._call(torch.matmul, left, self._right())
-        if len(p.columns) > 1 or (len(p.rows) > 1 and not p.is_linear):
-            sizes = map(self._size, p.batch + p.rows + p.columns)
-            made = self._call("reshape", made, *sizes)
-        return self._permuted(made, p.batch + p.rows + p.columns, p.result)
-
-    def _right(self) -> fx.Node:
-        """The second operand [batch, summed, columns], computed here where it is constant."""
-        p = self._product
-        if p.constant is None:
-            return self._arranged(p.right, p.of_right, (p.batch, p.summed, p.columns))
-        sizes = dict(zip(p.of_right, p.constant.shape, strict=True))
-        order = [p.of_right.index(letter) for letter in p.batch + p.summed + p.columns]
-        shape = (
-            *(sizes[letter] for letter in p.batch),
-            *(math.prod(sizes[letter] for letter in group) for group in (p.summed, p.columns)),
-        )
-        value = p.constant.detach().permute(order).reshape(shape).contiguous()
-        return self._write.buffer(self._node, f"{p.right.target}_permuted_", value)
-
-    def _arranged(self, value: fx.Node, letters: str, groups: tuple[str, str, str]) -> fx.Node:
-        """``value`` with its axes in this order; each of the last two groups is one axis."""
-        batch, first, second = groups
-        made = self._permuted(value, letters, "".join(groups))
-        if len(second) > 1:
-            made = self._call(torch.flatten, made, -len(second), -1)
-        # a linear layer takes any number of leading axes
-        if len(first) > 1 and not self._product.is_linear:
-            last = len(batch) + len(first) - 1
-            made = self._call(torch.flatten, made, len(batch), last)
-        return made
-
-    def _permuted(self, value: fx.Node, letters: str, wanted: str) -> fx.Node:
-        if letters == wanted:
-            return value
-        order = [letters.index(letter) for letter in wanted]
-        return self._call("permute", value, *order)
-
-    def _size(self, letter: str) -> Any:
-        p = self._product
-        if p.constant is not None and letter in p.of_right:
-            return p.constant.shape[p.of_right.index(letter)]
-        if letter == (p.batch + p.rows)[0]:
-            return -1
-        source, letters = (p.left, p.of_left) if letter in p.of_left else (p.right, p.of_right)
-        return self._call("size", source, letters.index(letter))
-
-    def _call(self, target: Any, *args: Any) -> fx.Node:
-        return self._write.call(self._node, target, *args)
 
 
 # Batch norms that are written as functions, as the modules that they are, behind a convolution.
@@ -268,7 +309,8 @@ def _module(given: dict[str, Any], kind: type[nn.Module], write: GraphRewriter) 
             value if kept else nn.Parameter(neutral if value is None else value.detach(), False),
         )
     made.num_batches_tracked = torch.tensor(0)
-    return made.eval()  # type: ignore[no-any-return]
+    norm: nn.Module = made.eval()
+    return norm
 
 
 # Pooling whose window is the whole of its input, written as the global pooling that it is.
@@ -414,12 +456,13 @@ _BOUNDS = ("min", "max", "min_val", "max_val")
 
 
 def hard_sigmoid(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
-    """``F.hardsigmoid`` in the place of its arithmetic on floats."""
-    return _written(node, write, _Reader.gate, F.hardsigmoid)
+    """``F.hardsigmoid`` in the place of its arithmetic on floats, ``relu6(x + 3) / 6``."""
+    return _written(node, write, _clamped(_sixth(node, write), write), F.hardsigmoid)
 
 
 def hard_swish(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
-    """``F.hardswish`` in the place of its arithmetic on floats.
+    """``F.hardswish`` in the place of its arithmetic on floats: ``x * relu6(x + 3) / 6``, in either order, or
+    ``x * hardsigmoid(x)``.
 
     >>> from backquant.graph.shapes import GraphValues
     >>> module = fx.symbolic_trace(lambda x: x * F.relu6(x + 3) / 6)
@@ -427,16 +470,16 @@ def hard_swish(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
     >>> GraphRewriter(module, values=values).apply(hard_swish), [node.name for node in module.graph.nodes]
     (1, ['x', 'hardswish', 'output'])
     """
-    return _written(node, write, _Reader.swish, F.hardswish)
+    gates = (_sixth(node, write), _clamped), (node, _hard_sigmoid)
+    pairs = ((x, gate(y, write)) for read, gate in gates for x, y in _operands_of("mul", read))
+    source = next((x for x, gated in pairs if isinstance(x, fx.Node) and gated is x), None)
+    return _written(node, write, source, F.hardswish)
 
 
 def _written(
-    node: fx.Node,
-    write: GraphRewriter,
-    read: Callable[[_Reader, fx.Node], fx.Node | None],
-    function: Callable[..., Any],
+    node: fx.Node, write: GraphRewriter, source: fx.Node | None, function: Callable[..., Any]
 ) -> fx.Node | None:
-    source = read(_Reader(write), node)
+    """``function`` of ``source`` in the place of what stands between that and ``node``."""
     facts = None if source is None else write.facts(source)
     if source is None or facts is None or not facts.dtype.is_floating_point:
         return None
@@ -450,90 +493,63 @@ def _written(
     return made
 
 
-class _Reader:
-    """Tells what the arithmetic that ends in a node is."""
+def _operands_of(kind: str, node: object) -> Iterator[tuple[Any, ...]]:
+    """The two operands of ``node``, if it is such arithmetic, in each order in which it is the same."""
+    if isinstance(node, fx.Node) and arithmetic_of(node) == kind:
+        yield node.args
+        if kind != "div":
+            yield node.args[::-1]
 
-    def __init__(self, write: GraphRewriter) -> None:
-        self._write = write
 
-    def gate(self, node: fx.Node) -> fx.Node | None:
-        """``x`` of ``relu6(x + 3) / 6``."""
-        return self._sixth(node, self._clamped)
+def _sixth(node: fx.Node, write: GraphRewriter) -> Any:
+    """What ``node`` is the sixth of."""
+    for dividend, divisor in _operands_of("div", node):
+        if _number(divisor, write) == 6:
+            return dividend
+    for dividend, factor in _operands_of("mul", node):
+        number = _number(factor, write)
+        if number is not None and abs(6 * number - 1) < 1e-5:
+            return dividend
+    return None
 
-    def swish(self, node: fx.Node) -> fx.Node | None:
-        """``x`` of ``x * relu6(x + 3) / 6``, in either order; of ``x * hardsigmoid(x)``."""
-        return self._sixth(node, self._by_clamped) or self._times(node, self._hard_sigmoid)
 
-    def _sixth(self, node: Any, of: Any) -> fx.Node | None:
-        """What ``of`` tells of the dividend, where ``node`` is the sixth of something."""
-        kind = arithmetic_of(node) if isinstance(node, fx.Node) else None
-        if kind not in ("mul", "div"):
-            return None
-        one, other = node.args
-        if kind == "div":
-            return of(one) if self._number(other) == 6 else None
-        for dividend, factor in ((one, other), (other, one)):
-            number = self._number(factor)
-            if number is not None and abs(6 * number - 1) < 1e-5:
-                found: fx.Node | None = of(dividend)
-                return found
+def _hard_sigmoid(node: object, write: GraphRewriter) -> Any:
+    """``x`` of ``hardsigmoid(x)``."""
+    if not isinstance(node, fx.Node) or len(node.args) != 1:
         return None
+    is_gate = _is_call(node) and plain_name(node.target) in _GATES
+    return node.args[0] if is_gate or isinstance(write.called(node), nn.Hardsigmoid) else None
 
-    def _by_clamped(self, node: fx.Node) -> fx.Node | None:
-        return self._times(node, self._clamped)
 
-    def _times(self, node: object, gate: Any) -> fx.Node | None:
-        """``x`` of ``x * gate(x)``."""
-        if not isinstance(node, fx.Node) or arithmetic_of(node) != "mul":
-            return None
-        for value, other in (node.args, node.args[::-1]):
-            if isinstance(value, fx.Node) and gate(other) is value:
-                return value
+def _clamped(node: object, write: GraphRewriter) -> Any:
+    """``x`` of ``clamp(x + 3, 0, 6)``."""
+    if not isinstance(node, fx.Node) or not node.args or not _clamps_to_6(node, write):
         return None
+    pairs = _operands_of("add", node.args[0])
+    return next((x for x, y in pairs if isinstance(x, fx.Node) and _number(y, write) == 3), None)
 
-    def _hard_sigmoid(self, node: object) -> fx.Node | None:
-        if not isinstance(node, fx.Node) or not node.args or len(node.args) > 1:
-            return None
-        is_gate = _is_call(node) and plain_name(node.target) in _GATES
-        if not is_gate and not isinstance(self._write.called(node), nn.Hardsigmoid):
-            return None
-        return node.args[0] if isinstance(node.args[0], fx.Node) else None
 
-    def _clamped(self, node: Any) -> fx.Node | None:
-        """``x`` of ``clamp(x + 3, 0, 6)``."""
-        return self._raised(node.args[0]) if self._clamps_to_6(node) else None
+def _clamps_to_6(node: fx.Node, write: GraphRewriter) -> bool:
+    called = write.called(node)
+    if isinstance(called, nn.Hardtanh):  # ReLU6 is a subclass
+        return (called.min_val, called.max_val) == (0, 6)
+    if plain_name(node.target) in _CLAMPS_TO_6:
+        return True
+    return _is_call(node) and plain_name(node.target) in _CLAMPS and _bounds(node) == (0, 6)
 
-    def _clamps_to_6(self, node: object) -> bool:
-        if not isinstance(node, fx.Node) or not node.args:
-            return False
-        called = self._write.called(node)
-        if isinstance(called, nn.Hardtanh):  # ReLU6 is a subclass
-            return (called.min_val, called.max_val) == (0, 6)
-        if plain_name(node.target) in _CLAMPS_TO_6:
-            return True
-        return _is_call(node) and plain_name(node.target) in _CLAMPS and _bounds(node) == (0, 6)
 
-    def _raised(self, node: object) -> fx.Node | None:
-        """``x`` of ``x + 3``."""
-        if not isinstance(node, fx.Node) or arithmetic_of(node) != "add":
-            return None
-        for value, number in (node.args, node.args[::-1]):
-            if isinstance(value, fx.Node) and self._number(number) == 3:
-                return value
+def _number(value: Any, write: GraphRewriter) -> float | None:
+    """A number, or a tensor that holds one and changes no shape."""
+    if isinstance(value, int | float):
+        return float(value)
+    tensor = write.constants.value(value)
+    if tensor is None or tensor.numel() != 1 or tensor.dim() > 1:
         return None
-
-    def _number(self, value: Any) -> float | None:
-        """A number, or a tensor that holds one and changes no shape."""
-        if isinstance(value, int | float):
-            return float(value)
-        tensor = self._write.constants.value(value)
-        if tensor is None or tensor.numel() != 1 or tensor.dim() > 1:
-            return None
-        return float(tensor.detach())
+    return float(tensor.detach())
 
 
-def _is_call(node: object) -> bool:
-    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
+def _is_call(node: fx.Node) -> bool:
+    if node.op not in ("call_function", "call_method"):
         return False
     others = {name: value for name, value in node.kwargs.items() if name not in _BOUNDS}
     return others in ({}, {"inplace": False})

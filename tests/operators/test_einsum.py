@@ -7,8 +7,9 @@ import torch
 from torch import fx, nn
 
 import backquant
-from backquant.graph import GraphRewriter, einsum_product
+from backquant.graph import GraphRewriter
 from backquant.graph.shapes import GraphValues
+from backquant.operators.normal_form import einsum_product
 
 PRODUCTS = {
     "ab,bc->ac": ((3, 4), (4, 5)),

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 
 import backquant
-from backquant.graph import GraphRewriter, fold_affine
+from backquant.graph import GraphRewriter
 from backquant.graph.shapes import GraphValues
+from backquant.operators.computed_parameters import fold_affine
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, groups=2), (2, 4, 9), -2),

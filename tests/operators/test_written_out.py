@@ -10,8 +10,9 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.graph import GraphRewriter, hard_sigmoid, hard_swish
+from backquant.graph import GraphRewriter
 from backquant.graph.shapes import GraphValues
+from backquant.operators.normal_form import hard_sigmoid, hard_swish
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import backquant
-from backquant.graph import GraphRewriter, whole_pool
+from backquant.graph import GraphRewriter
+from backquant.operators.normal_form import whole_pool
 
 WHOLE: dict[str, Any] = {
     "sizes of a slice": lambda x: F.avg_pool2d(x, x.size()[2:]),

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from backquant.graph import GraphRewriter, capture
-from backquant.graph.grouped import grouped_linear, grouped_product_to_train
+from backquant.graph.grouped import grouped_linear
+from backquant.operators.grouped import grouped_product_to_train
 
 ENDS = torch.tensor([2, 2, 5], dtype=torch.int32)
 

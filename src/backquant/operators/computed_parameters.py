@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from backquant.graph.edit import set_module
-from backquant.graph.queries import arithmetic_of, plain_name
 from backquant.graph.rewrite import Constants, GraphRewriter, arguments_by_name, only_reader
+from backquant.operators.normal_form import arithmetic_of, plain_name
 
 # Constants that scale or shift what a layer returns, in its weights.
 #
@@ -149,11 +149,11 @@ class _Affine:
         old = self._layer
         weight, bias = old.weight.detach(), old.bias
         shift = self._shift if bias is None else bias.detach() * self._scale + self._shift
-        made: Any = copy.copy(old)
+        made: nn.Module = copy.copy(old)
         made._parameters = dict(old._parameters)
         made.weight = nn.Parameter(weight * self._by_weight(weight), old.weight.requires_grad)
         made.bias = nn.Parameter(shift, old.weight.requires_grad)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def _by_weight(self, weight: Tensor) -> Tensor:
         """The scales in the layout of the weights."""
@@ -275,7 +275,8 @@ def linear_product(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
     if matrix is None:
         return None
     bias, last = _bias(node, write, matrix.shape[1]), only_reader(node)
-    weight = write.buffer(node, f"{node.args[1].target}_transposed_", matrix.detach().t())  # type: ignore[union-attr]
+    stored: Any = node.args[1]
+    weight = write.buffer(node, f"{stored.target}_transposed_", matrix.detach().t())
     if bias is None or last is None:
         return write.call(node, F.linear, node.args[0], weight)
     made = write.call(node, F.linear, node.args[0], weight, bias)
