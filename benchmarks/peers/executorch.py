@@ -9,7 +9,7 @@ import torch
 
 import backquant
 from backquant.deploy.executorch import ExecuTorchModel
-from backquant.deploy.program import quiet
+from backquant.graph.silence import quiet
 from benchmarks.peers import Inputs, Prepared, Task
 from benchmarks.peers.exported import captured, with_facts
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import backquant
-from backquant.deploy.program import quiet
+from backquant.graph.silence import quiet
 from benchmarks.peers import Prepared, Task
 from benchmarks.peers.exported import captured, with_facts
 

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from backquant.accuracy.comparison import Comparison, OutputError
 from backquant.accuracy.figures import ErrorSums, Metric, measured_metric
 from backquant.calibrate.batches import first_batch
-from backquant.deploy.program import quiet
 from backquant.deploy.session import Loaded, load_exported
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments
 from backquant.graph.objects import tensors_of
+from backquant.graph.silence import quiet
 from backquant.pipeline.plan import evaluation_copy
 
 

@@ -15,8 +15,6 @@ from backquant.match.plan import Reason
 _SHOWN = 3
 ON_KERNELS = "on integer kernels"
 
-__all__ = ["ON_KERNELS", "Exported", "TargetKernel", "Written", "edges_as_data"]
-
 
 @dataclass(frozen=True)
 class TargetKernel:

@@ -26,9 +26,6 @@ from backquant.lower.qdq import is_block_dequantize
 from backquant.match.plan import MatchKind, Plan
 from backquant.operators import overload
 
-__all__ = ["OUTPUT", "ExpectedOperator", "ExportJob", "expected_operators", "spell_groups"]
-
-
 #: Before the label of an output in ``ExportJob.edges``.
 OUTPUT = "output "
 

@@ -23,8 +23,6 @@ from backquant.nn.quantized import reference
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["dequantize_per_user", "portable", "BETWEEN", "Computed", "Read", "written_operators"]
-
 
 def portable(reference: fx.GraphModule, rules: QDQRules) -> fx.GraphModule:
     """A copy of ``reference`` with weights as integers and dequantize nodes; names of nodes are kept.

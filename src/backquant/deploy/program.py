@@ -26,8 +26,6 @@ from backquant.graph.export.program import DEPENDS, as_dims, failure_of, fixed_s
 from backquant.graph.silence import quiet
 from backquant.operators import all_operators, overload
 
-__all__ = ["Program", "as_dims", "export_program", "origins_of_stacks", "quiet"]
-
 
 @dataclass(frozen=True)
 class Program:

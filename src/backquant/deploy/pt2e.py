@@ -31,7 +31,7 @@ from backquant.deploy.portable import (
     dequantize_per_user,
     written_operators,
 )
-from backquant.deploy.program import Program, origins_of_stacks, quiet
+from backquant.deploy.program import Program, origins_of_stacks
 from backquant.deploy.roundings import (
     STANDARD,
     arithmetic_words,
@@ -46,9 +46,8 @@ from backquant.graph.dialect_ops import (
     quantize_rounded,
     requantize,
 )
+from backquant.graph.silence import quiet
 from backquant.match.plan import Reason
-
-__all__ = ["TARGET", "PT2ETarget"]
 
 # positions of what a product multiplies; constants elsewhere are biases, which need no scale
 _PRODUCTS = {

@@ -23,8 +23,6 @@ from backquant.deploy.portable import BETWEEN, Computed, Read, written_operators
 from backquant.deploy.roundings import STANDARD
 from backquant.match.plan import Reason
 
-__all__ = ["TARGET", "QDQTarget"]
-
 _QDQ = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
 # positions of what a product multiplies; constants elsewhere are biases, which need no scale
 _PRODUCTS = {

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from backquant.deploy.job import OUTPUT, ExportJob
-from backquant.deploy.program import quiet
+from backquant.graph.silence import quiet
 from backquant.lower.qdq import (
     described_arithmetic,
     is_described_quantize,
@@ -24,17 +24,6 @@ from backquant.lower.qdq import (
 )
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
-
-__all__ = [
-    "computed",
-    "dithered",
-    "dithered_values",
-    "float_tensors",
-    "nested_output",
-    "output_values",
-    "ratio",
-    "real_values",
-]
 
 _MOST = 120.0  # dB
 _DYNAMIC = tuple(  # their scale is measured at each call

@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 
 from backquant.deploy.exported import Exported, Written, edges_as_data
 from backquant.deploy.job import OUTPUT, ExpectedOperator, ExportJob
-from backquant.deploy.program import quiet
 from backquant.deploy.roundings import (
     dithered_values,
     nested_output,
@@ -35,21 +34,11 @@ from backquant.errors import BackquantError, CoverageError, ExportError, UsageEr
 from backquant.files import check_room
 from backquant.graph.objects import tensors_of
 from backquant.graph.queries import nodes_in
+from backquant.graph.silence import quiet
 from backquant.lower.machine import machine_facts
 from backquant.match.plan import Reason
 from backquant.operators.joined_outputs import JoinedOutput, joined_outputs
 from backquant.reason_codes import ReasonCode
-
-__all__ = [
-    "Agreement",
-    "ExactTarget",
-    "check_agreement",
-    "Required",
-    "check_modules",
-    "check_operators",
-    "run_export",
-]
-
 
 _log = logging.getLogger("backquant")
 

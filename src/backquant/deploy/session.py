@@ -12,8 +12,6 @@ from torch.utils import _pytree as pytree
 from backquant.deploy.target import Target, check_installed, find_target, list_targets, usual_suffix
 from backquant.errors import InputError, MissingExtraError, UsageError
 
-__all__ = ["LoadingTarget", "Loaded", "RunningTarget", "Session", "load_exported", "running_target"]
-
 
 class Loaded(Protocol):
     """A loaded file; arrays in and out, in the order of the model's."""

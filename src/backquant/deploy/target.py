@@ -25,17 +25,6 @@ from backquant.errors import ExportError, MissingExtraError, UsageError, did_you
 from backquant.files import is_folder, replacing
 from backquant.match.plan import Reason
 
-__all__ = [
-    "IntegerTarget",
-    "Requirement",
-    "Target",
-    "check_installed",
-    "check_version",
-    "find_target",
-    "list_targets",
-    "usual_suffix",
-]
-
 _GROUP = "backquant.targets"
 
 #: The targets of this package; they need no installed metadata and cannot be replaced.

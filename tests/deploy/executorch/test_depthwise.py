@@ -11,7 +11,8 @@ from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.executorch.workarounds import MOST_TAPS
-from backquant.deploy.program import Program, quiet
+from backquant.deploy.program import Program
+from backquant.graph.silence import quiet
 from backquant.operators import overloads
 
 CONVOLUTIONS = {

@@ -11,7 +11,8 @@ from applied import Convolved, Function
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.target import read_back
-from backquant.deploy.program import Program, quiet
+from backquant.deploy.program import Program
+from backquant.graph.silence import quiet
 
 INSIDE: dict[str, Function] = {
     "max": lambda x: x.max(1)[0],

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from backquant.deploy.executorch.target import read_back
-from backquant.deploy.program import quiet
+from backquant.graph.silence import quiet
 
 
 def test_float_program() -> None:

@@ -12,7 +12,8 @@ from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.executorch.target import read_back
-from backquant.deploy.program import Program, quiet
+from backquant.deploy.program import Program
+from backquant.graph.silence import quiet
 
 INSIDE: dict[str, Function] = {
     "size": lambda x: F.interpolate(x, (9, 8), mode="bicubic"),

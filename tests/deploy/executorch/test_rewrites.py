@@ -16,8 +16,9 @@ from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.executorch.target import read_back
-from backquant.deploy.program import Program, quiet
+from backquant.deploy.program import Program
 from backquant.graph import register_quantized_decomposed
+from backquant.graph.silence import quiet
 
 
 class Behind(nn.Module):

@@ -13,7 +13,8 @@ from applied import Applied, Function
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.rewrites import rewrite
-from backquant.deploy.program import Program, quiet
+from backquant.deploy.program import Program
+from backquant.graph.silence import quiet
 
 TAKEN: dict[str, Function] = {
     "largest": lambda x: F.max_pool3d(x, 2),

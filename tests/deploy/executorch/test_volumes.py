@@ -14,7 +14,8 @@ import backquant
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.rewrites import rewrite
-from backquant.deploy.program import Program, quiet
+from backquant.deploy.program import Program
+from backquant.graph.silence import quiet
 
 FLOATS = {
     "plain": nn.Conv3d(4, 6, 3, padding=1),

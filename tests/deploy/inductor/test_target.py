@@ -15,8 +15,8 @@ from torch import nn
 
 import backquant
 from backquant.deploy.inductor import TARGET
-from backquant.deploy.program import quiet
 from backquant.errors import EngineError, ExportError
+from backquant.graph.silence import quiet
 from backquant.runtime.compiled.inductor import check_compiler
 from experts import Experts
 

@@ -13,17 +13,6 @@ from backquant.deploy.target import Requirement
 from backquant.errors import UsageError
 from backquant.match.plan import Reason
 
-__all__ = [
-    "AWQ",
-    "COMPRESSED_TENSORS",
-    "GGUF",
-    "GPTQ",
-    "IGNORE",
-    "MLX",
-    "SOURCE",
-    "CheckpointTarget",
-]
-
 #: The option that names the Hugging Face folder of the float model.
 SOURCE = "source"
 #: The option that names layers of a checkpoint that are written in float.

@@ -117,8 +117,6 @@ def parse_output(printed: str, table: str) -> Compiled:
     )
 
 
-__all__ = ["TARGET", "EthosUTarget"]
-
 _VELA = ("config", "system_config", "memory_mode", "optimise")
 _CONVERSIONS = ("QUANTIZE", "DEQUANTIZE")
 

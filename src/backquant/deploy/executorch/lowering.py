@@ -29,22 +29,13 @@ from torch.utils import _pytree as pytree
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.executorch.workarounds import REASON, means_of_free_sizes
 from backquant.deploy.job import spell_groups
-from backquant.deploy.program import Program, quiet
+from backquant.deploy.program import Program
 from backquant.deploy.session import row_major
 from backquant.dtypes import block_of, dequantize_tensor
 from backquant.errors import ExportError
 from backquant.graph.objects import tensors_of
+from backquant.graph.silence import quiet
 from backquant.operators import overload
-
-__all__ = [
-    "by_levels",
-    "can_be_cut_out",
-    "has_axes_for",
-    "partitioner",
-    "LoweredProgram",
-    "lower_program",
-]
-
 
 # A partition of a program for XNNPACK whose parts can each be lowered as a unit, and loaded.
 #

@@ -29,12 +29,12 @@ from backquant.deploy.executorch.lowering import (
 )
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
-from backquant.deploy.program import quiet
 from backquant.deploy.roundings import computed, dithered, float_tensors, ratio, unstated_rounding
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError, literal
 from backquant.files import workspace
 from backquant.graph import copied_graph, get_module, set_module
+from backquant.graph.silence import quiet
 from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode

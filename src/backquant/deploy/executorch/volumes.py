@@ -24,9 +24,6 @@ from backquant.deploy.edits import AtenCalls, Rule, apply, before, first_only, s
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 from backquant.operators import overload, overloads
 
-__all__ = ["POOLS", "VOLUME_POOLS", "can_be_viewed", "product", "VOLUMES"]
-
-
 # Maxima over axes, and pools, in the spelling of four dimensions that XNNPACK takes. Values stay.
 #
 # Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config`` and ``operators/op_max_dim.py``.

@@ -52,9 +52,6 @@ PADS: dict[Any, Rule] = {
 }
 
 
-__all__ = ["PARTS"]
-
-
 def one(node: Any, write: AtenCalls) -> Any:
     """``select``."""
     source, axis, index = node.args

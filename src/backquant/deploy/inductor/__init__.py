@@ -26,12 +26,13 @@ from backquant.deploy.inductor.workarounds import (
     with_two_channels,
 )
 from backquant.deploy.job import ExpectedOperator, ExportJob
-from backquant.deploy.program import decomposed_for_runtimes, export_program, quiet
+from backquant.deploy.program import decomposed_for_runtimes, export_program
 from backquant.deploy.roundings import unstated_rounding
 from backquant.deploy.session import row_major
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError, first_line
 from backquant.graph.grouped import grouped_linear
+from backquant.graph.silence import quiet
 from backquant.match.plan import Reason
 from backquant.operators.aten import cut_windows
 from backquant.reason_codes import ReasonCode

@@ -21,10 +21,11 @@ from torch.utils import _pytree as pytree
 from backquant.deploy.exported import TargetKernel
 from backquant.deploy.inductor.workarounds import reads_weight
 from backquant.deploy.job import ExportJob
-from backquant.deploy.program import Program, quiet
+from backquant.deploy.program import Program
 from backquant.deploy.roundings import computed, dithered, float_tensors, ratio
 from backquant.deploy.session import with_twice_on_free_axes
 from backquant.errors import ExportError, first_line
+from backquant.graph.silence import quiet
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 
 _SOURCES = re.compile(r"// Topologically Sorted Source Nodes: \[([^\]]*)\]")

@@ -19,9 +19,6 @@ from backquant.deploy.litert.lowered_values import Constant, Layout, Unsupported
 from backquant.deploy.litert.network import Scales, Tensor
 from backquant.operators import overload
 
-__all__ = ["CLAMPS", "bounds", "clamp_after", "fused_clamp", "is_clamp", "TABLE", "common"]
-
-
 # Clamps after an operator: what its kernel does itself, and what is written after it.
 
 CLAMPS = (overload("relu"), overload("relu6"), overload("hardtanh"), overload("clamp"))

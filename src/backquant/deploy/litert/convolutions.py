@@ -38,9 +38,6 @@ from backquant.deploy.litert.network import Array, Scales, Tensor
 from backquant.deploy.litert.pools import SAME, VALID, Amounts, padded, same_padding
 from backquant.operators import overload
 
-__all__ = ["bias_of", "has_integer_weight", "stored_weight", "weight_of", "TABLE"]
-
-
 # Weights and biases as kernels read them: arranged when the file is written, so that nothing moves them
 # when it runs.
 #

@@ -27,19 +27,6 @@ from backquant.deploy.litert.lowered_values import (
 )
 from backquant.deploy.litert.network import Array, Network, Operation, Scales, Tensor, dtype_name
 
-__all__ = [
-    "Emitter",
-    "Call",
-    "Rule",
-    "Table",
-    "bound_arguments",
-    "activation",
-    "from_image",
-    "image",
-    "image_output",
-    "pair",
-]
-
 _LIMITS = {"INT8": (-128, 127), "INT16": (-32768, 32767)}
 
 

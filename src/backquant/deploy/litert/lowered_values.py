@@ -13,28 +13,6 @@ from torch import fx
 from backquant.deploy.litert.network import Array, Scales, Tensor
 from backquant.errors import ExportError
 
-__all__ = [
-    "CHANNELS_LAST",
-    "Layout",
-    "is_free",
-    "last",
-    "logical",
-    "ordered_for",
-    "permuted",
-    "plain",
-    "reshaped",
-    "stored",
-    "without",
-    "Constant",
-    "Dequantized",
-    "UnsupportedError",
-    "Value",
-    "hints",
-    "signature_of",
-    "sizes_of",
-]
-
-
 # Where the axes of a value lie in memory.
 #
 # A layout is a tuple: for each axis of the stored tensor the axis of PyTorch's tensor that lies there.

@@ -42,8 +42,6 @@ from backquant.lower.qdq import (
 )
 from backquant.operators import overload
 
-__all__ = ["FILLED", "Lowered", "Lowering", "RefusedError"]
-
 _NAMES = {torch.int8: "INT8", torch.int16: "INT16", torch.uint8: "UINT8"}
 
 #: Of their operand they read the sizes alone.

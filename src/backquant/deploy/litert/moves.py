@@ -33,8 +33,6 @@ from backquant.deploy.litert.lowered_values import (
 from backquant.deploy.litert.network import Array, Tensor
 from backquant.operators import overload
 
-__all__ = ["PARTS", "TABLE"]
-
 _END = (1 << 31) - 1
 
 

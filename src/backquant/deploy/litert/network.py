@@ -12,18 +12,6 @@ from numpy.typing import NDArray
 
 from backquant.errors import ExportError
 
-__all__ = [
-    "DTYPES",
-    "Network",
-    "Operation",
-    "Scales",
-    "Tensor",
-    "dtype_name",
-    "CHANNELS_LAST",
-    "MOST_BYTES",
-    "to_bytes",
-]
-
 Array = NDArray[Any]
 
 #: torch's dtypes by the name that the format has for them.

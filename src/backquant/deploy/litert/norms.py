@@ -17,8 +17,6 @@ from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, V
 from backquant.deploy.litert.network import Tensor
 from backquant.operators import overload
 
-__all__ = ["PARTS", "TABLE"]
-
 
 def _number(call: Call, value: float) -> Tensor:
     return call.emitter.constant(Constant("number", torch.tensor(value)), None, "").tensor

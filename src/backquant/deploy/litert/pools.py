@@ -94,9 +94,6 @@ def padded(
     return made, VALID
 
 
-__all__ = ["TABLE"]
-
-
 def _window(call: Call, rank: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
     kernel = pair(call.arg("kernel_size"), rank)
     stride = pair(call.arg("stride") or call.arg("kernel_size"), rank)

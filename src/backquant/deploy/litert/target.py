@@ -36,17 +36,6 @@ from backquant.match.plan import Reason
 from backquant.operators import overload
 from backquant.reason_codes import ReasonCode
 
-__all__ = [
-    "LoadedFile",
-    "ReadOperator",
-    "interpreter_of",
-    "read_back",
-    "TARGET",
-    "LiteRTTarget",
-    "written_file",
-]
-
-
 # What the interpreter runs of a ``.tflite`` file: each operator, its types, and whether XNNPACK takes it.
 
 _CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")

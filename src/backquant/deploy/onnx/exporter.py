@@ -19,13 +19,11 @@ import torch
 
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.translate import Table, own_translations, translations
-from backquant.deploy.program import quiet
 from backquant.deploy.roundings import unstated_rounding
 from backquant.graph import register_quantized_decomposed
+from backquant.graph.silence import quiet
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["untranslated"]
 
 _PLACE = "torch.onnx._internal.exporter"
 

@@ -21,8 +21,6 @@ from backquant.deploy.onnx.exporter import ORIGIN
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["is_blocked", "is_plain", "narrow_constants", "settle_blocks", "transposed_blocks"]
-
 Rule = Callable[[Any], Any]
 
 

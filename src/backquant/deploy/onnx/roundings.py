@@ -34,8 +34,6 @@ from backquant.lower.qdq import described_arithmetic
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["DOMAIN", "described_quantize", "spell_roundings"]
-
 #: The domain of the functions.
 DOMAIN = "backquant"
 

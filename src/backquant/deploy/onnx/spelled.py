@@ -28,8 +28,6 @@ from backquant.deploy.edits import AtenCalls, replace, sizes_of
 from backquant.operators import overload, overloads
 from backquant.operators.aten import cut_windows
 
-__all__ = ["spell_for_onnx"]
-
 
 def spell_for_onnx(program: ExportedProgram) -> None:
     """Apply the rules, in place.

@@ -29,16 +29,6 @@ from backquant.dtypes import block_of
 from backquant.errors import ExportError, UsageError, first_line
 from backquant.operators import overload, overloads
 
-__all__ = [
-    "average_pool",
-    "max_pool",
-    "Table",
-    "own_translations",
-    "quantize_linear",
-    "translations",
-]
-
-
 # Pooling as ONNX has it: the exporter drops ``divisor_override``; runtimes differ in ``ceil_mode``.
 #
 # 1. ``AveragePool`` without ``ceil_mode`` is what all runtimes compute alike; it stands alone wherever that

@@ -36,17 +36,14 @@ from backquant.deploy.onnx.rewrite import (
 from backquant.deploy.onnx.roundings import described_quantize, spell_roundings
 from backquant.deploy.onnx.spelled import spell_for_onnx
 from backquant.deploy.onnx.translate import Table, own_translations, translations
-from backquant.deploy.program import quiet
 from backquant.errors import BackquantError, ExportError, UsageError
 from backquant.graph import register_quantized_decomposed
 from backquant.graph.own_thread import printing_nowhere
+from backquant.graph.silence import quiet
 from backquant.match.refusal import described_by_node
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-__all__ = ["asked_opset", "check_opset", "lower_opset", "OPSET", "onnx_model", "save_onnx"]
-
 
 # The option ``opset``: the operator set that was asked for, or an error that says why not.
 #

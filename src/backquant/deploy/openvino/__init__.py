@@ -24,8 +24,8 @@ from backquant.deploy.openvino.workarounds import (
     shift_bounds,
     sum_padded_averages,
 )
-from backquant.deploy.program import quiet
 from backquant.deploy.target import Requirement
+from backquant.graph.silence import quiet
 from backquant.match.plan import Reason
 
 __all__ = ["TARGET", "OpenVinoTarget"]

@@ -15,7 +15,7 @@ from backquant.deploy.onnx.exporter import (
     origins_of,
     readers_of_weights,
 )
-from backquant.deploy.program import quiet
+from backquant.graph.silence import quiet
 from backquant.lower.machine import machine_facts
 
 

@@ -36,9 +36,6 @@ from backquant.deploy.tensorrt.view import (
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-__all__ = ["RULES"]
-
-
 # What a builder of TensorRT was seen to refuse, though its documentation does not say so.
 #
 # Seen with TensorRT 8.6.0 on an NVIDIA H200, by conformance's cases of the description ``tensorrt``; later
