@@ -11,9 +11,10 @@ from torch import nn
 import backquant
 from backquant.deploy.session import (
     load_exported,
+    resized,
     row_major,
-    with_twice_on_free_axes,
-    with_two_on_free_axes,
+    twice_if_allowed,
+    two_for_one,
 )
 
 
@@ -34,10 +35,10 @@ from backquant.deploy.session import (
 )
 def test_axes_of_free_size(shapes: Any, size: tuple[int, ...]) -> None:
     x = torch.randn(1, 1, 3)
-    args, kwargs = with_two_on_free_axes((x,), {}, shapes, ["x"])
+    args, kwargs = resized((x,), {}, shapes, ["x"], two_for_one)
     assert args[0].shape == size and kwargs == {}
     if not isinstance(shapes, tuple):
-        args, kwargs = with_two_on_free_axes((), {"x": x}, shapes, [])
+        args, kwargs = resized((), {"x": x}, shapes, [], two_for_one)
         assert kwargs["x"].shape == size and args == ()
 
 
@@ -49,7 +50,7 @@ class Pair(NamedTuple):
 def test_named_tuples_stay_what_they_are() -> None:
     pair, shapes = Pair(torch.ones(1, 3), [torch.ones(1, 2)]), Pair({0: "batch"}, [{0: "batch"}])
     for given in (shapes, list(shapes)):
-        [grown], _ = with_two_on_free_axes((pair,), {}, {"p": given}, ["p"])
+        [grown], _ = resized((pair,), {}, {"p": given}, ["p"], two_for_one)
         assert type(grown) is Pair
         assert (grown.one.shape, grown.two[0].shape) == ((2, 3), (2, 2))
 
@@ -68,7 +69,7 @@ def test_named_tuples_stay_what_they_are() -> None:
     ],
 )
 def test_twice_the_free_sizes(label: Any, size: int) -> None:
-    [grown], _ = with_twice_on_free_axes((torch.ones(3, 2),), {}, {"x": {0: label}}, ["x"])
+    [grown], _ = resized((torch.ones(3, 2),), {}, {"x": {0: label}}, ["x"], twice_if_allowed)
     assert grown.shape == (size, 2)
 
 

@@ -76,6 +76,11 @@ class ExportJob:
         """The rules of the backend that the model was quantized for."""
         return self.config.qdq or QDQRules()
 
+    def place_of(self, node: str) -> str:
+        """The module that a node of the reference graph computes; empty where the plan does not say."""
+        decision = self.plan.decisions.get(node)
+        return "" if decision is None else decision.module_path
+
     @cached_property
     def program(self) -> Program:
         """``module`` as ``torch.export`` captures it, with the node of ``module`` behind each of its own.

@@ -18,7 +18,7 @@ from backquant.convert import IntegerEdges, ReferenceModel, keep_integers, refer
 from backquant.deploy.job import OUTPUT, ExportJob, expected_operators
 from backquant.deploy.portable import portable
 from backquant.deploy.read_sizes import Recorder, known_nodes, write_read_sizes
-from backquant.deploy.session import with_row_major, with_two_on_free_axes
+from backquant.deploy.session import resized, two_for_one, with_row_major
 from backquant.deploy.target import IntegerTarget, Target
 from backquant.dtypes import QParams
 from backquant.errors import ExportError, InputError, UsageError, first_line, literal
@@ -405,7 +405,7 @@ def job_of(
     args, kwargs = integer_arguments(reference.module.graph, given, args, kwargs)
     args, kwargs = with_plain_arguments(module, args, kwargs)
     dynamic_shapes = of_all_inputs(dynamic_shapes, dict(zip(names, args, strict=False)) | kwargs)
-    args, kwargs = with_row_major(with_two_on_free_axes(args, kwargs, dynamic_shapes, names))
+    args, kwargs = with_row_major(resized(args, kwargs, dynamic_shapes, names, two_for_one))
     shown = _costs(module, kwargs if kwargs and not args else args)
     costs = shown.multiply_adds
     with_plain_outputs(module, args, kwargs)

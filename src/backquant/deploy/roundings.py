@@ -20,6 +20,7 @@ from backquant.lower.qdq import (
     described_arithmetic,
     is_described_quantize,
     is_quantize,
+    qparams_of,
     quantize_target,
 )
 from backquant.match.plan import Reason
@@ -232,7 +233,6 @@ def unstated_rounding(
         if requantization != "float":
             asked.append(f"requantization: {requantization}")
         computed = next((n for n in node.all_input_nodes[:1]), node)
-        decision = job.plan.decisions.get(computed.name)
         yield Reason(
             computed.name,
             ReasonCode.NO_TRANSLATION,
@@ -240,5 +240,23 @@ def unstated_rounding(
             admitted=f"{stating} rounds halves to even, and requantizes in float",
             fix="the targets qdq-onnx and pt2e, which compute it; or leave rounding and requantization\n"
             "out of the description that the file is made by",
-            place="" if decision is None else decision.module_path,
+            place=job.place_of(computed.name),
         )
+
+
+def other_dtypes(
+    job: ExportJob, runtime: str, backend: str, *dtypes: torch.dtype
+) -> Iterator[Reason]:
+    """The activations of other ``dtypes`` than ``runtime`` computes with; ``backend``: one that has these."""
+    for node in job.module.graph.nodes:
+        if is_quantize(node) and qparams_of(node).dtype not in dtypes:
+            asked, *admitted = (
+                str(d).removeprefix("torch.") for d in (qparams_of(node).dtype, *dtypes)
+            )
+            yield Reason(
+                node.name,
+                ReasonCode.DTYPE,
+                asked=f"activations {asked}",
+                admitted=f"{runtime} computes with {' or '.join(admitted)}",
+                fix=f'backquant.quantize(model, ..., backend="{backend}")',
+            )

@@ -28,7 +28,7 @@ from backquant.deploy.roundings import (
     ratio,
     real_values,
 )
-from backquant.deploy.session import Loaded, LoadingTarget, with_sizes_on_free_axes
+from backquant.deploy.session import Loaded, LoadingTarget, resized
 from backquant.deploy.target import Target, staged
 from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
 from backquant.files import check_room
@@ -185,9 +185,15 @@ def _called(job: ExportJob, words: str, inputs: Any) -> Iterator[_Call]:
         yield _Call(called, real_values(job, wanted), words, joins)
 
 
-def _sized(job: ExportJob, size: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _sized(job: ExportJob, wanted: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """With free sizes of ``wanted``, an integer, or as many times the present ones, within their bounds."""
+
+    def size(have: int, most: int | None) -> int:
+        asked = wanted if isinstance(wanted, int) else round(wanted * have)
+        return max(2, asked if most is None or asked <= most else int(most))
+
     names = [str(node.target) for node in job.module.graph.find_nodes(op="placeholder")]
-    grown = with_sizes_on_free_axes(job.args, job.kwargs, job.dynamic_shapes, (names, size))
+    grown = resized(job.args, job.kwargs, job.dynamic_shapes, names, size)
     drawn: tuple[tuple[Any, ...], dict[str, Any]] = _drawn(grown, _integers_in(job))
     return drawn
 

@@ -107,12 +107,14 @@ def load_exported(path: Path, threads: int, to: str | None = None) -> Loaded:
 # Example inputs as exports need them: free sizes can be seen, and memory is in row-major order.
 
 
-def with_two_on_free_axes(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, names: Sequence[str]
+def resized(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    names: Sequence[str],
+    size: Callable[[int, int | None], int],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs, repeated along axes of free size where they have size 1.
-
-    ``torch.export`` takes an axis of size 1 for a constant, whatever ``dynamic_shapes`` says of it.
+    """The inputs, repeated or cut to another size along every axis of free size.
 
     Args:
         args: positional inputs, tensors of any shape and dtype among them.
@@ -120,12 +122,56 @@ def with_two_on_free_axes(
         dynamic_shapes: as in ``torch.export``: ``{name: {axis: label}}``, or one ``{axis: label}`` per
             input; for a list or a dict of tensors one of such. Other entries leave their input as it is.
         names: of the inputs, in the order of ``args``.
+        size: of the present size and of the greatest that may be (``"batch<=8"``), the size.
 
-    >>> args, _ = with_two_on_free_axes((torch.ones(1, 3),), {}, {"x": {0: "batch"}}, ["x"])
+    >>> args, _ = resized((torch.ones(1, 3),), {}, {"x": {0: "batch"}}, ["x"], two_for_one)
     >>> args[0].shape
     torch.Size([2, 3])
     """
-    return _with_grown(args, kwargs, dynamic_shapes, (names, _is_one))
+    if not isinstance(dynamic_shapes, Mapping):
+        dynamic_shapes = dict(zip(names, dynamic_shapes or (), strict=False))
+    named = dict(zip(names, args, strict=False))
+    made = [_resized(x, dynamic_shapes.get(name), size) for name, x in named.items()]
+    rest = {name: _resized(x, dynamic_shapes.get(name), size) for name, x in kwargs.items()}
+    return (*made, *args[len(made) :]), rest
+
+
+def two_for_one(size: int, most: int | None) -> int:  # noqa: ARG001
+    """``torch.export`` takes an axis of size 1 for a constant, whatever ``dynamic_shapes`` says of it."""
+    return 2 if size == 1 else size
+
+
+def twice_if_allowed(size: int, most: int | None) -> int:
+    """Twice as long, where that may be.
+
+    >>> twice_if_allowed(2, None), twice_if_allowed(3, 5)
+    (4, 3)
+    """
+    return 2 * size if most is None or 2 * size <= most else size
+
+
+def _resized(value: Any, axes: Any, size: Callable[[int, int | None], int]) -> Any:
+    if isinstance(value, (list, tuple)) and isinstance(axes, (list, tuple)):
+        made = [_resized(item, own, size) for item, own in zip(value, axes, strict=False)]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if isinstance(value, dict) and isinstance(axes, Mapping):
+        return {key: _resized(item, axes.get(key), size) for key, item in value.items()}
+    if not isinstance(value, torch.Tensor) or not isinstance(axes, Mapping):
+        return value
+    for axis, label in axes.items():
+        is_free = label not in (None, torch.export.Dim.STATIC) and not isinstance(label, int)
+        if is_free and -value.dim() <= axis < value.dim():
+            have = value.shape[axis]
+            wanted = size(have, _most(label))
+            if wanted != have:
+                value = torch.cat([value] * -(-wanted // have), axis).narrow(axis, 0, wanted)
+    return value
+
+
+def _most(label: Any) -> Any:
+    """The bound of a free axis; torch.export has an infinity of its own."""
+    text = label.partition("<=")[2] if isinstance(label, str) else ""
+    return int(text) if text else getattr(label, "max", None)
 
 
 def with_row_major(inputs: Any) -> Any:
@@ -148,119 +194,7 @@ def row_major(tensor: torch.Tensor) -> torch.Tensor:
     >>> row_major(torch.ones(1, 4, 16).transpose(0, 1)).stride()
     (16, 16, 1)
     """
-    if tensor.layout is not torch.strided or tensor.stride() == _strides(tensor.shape):
+    usual = torch.empty(tensor.shape, device="meta").stride()
+    if tensor.layout is not torch.strided or tensor.stride() == usual:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _strides(shape: torch.Size) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()
-
-
-def with_twice_on_free_axes(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, names: Sequence[str]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs, repeated along every axis of free size that may be twice as long.
-
-    Arguments as of ``with_two_on_free_axes``; ``"batch<=8"`` may be 8.
-
-    >>> shapes = {"x": {0: "batch", 1: "length<=5"}}
-    >>> args, _ = with_twice_on_free_axes((torch.ones(2, 3),), {}, shapes, ["x"])
-    >>> args[0].shape
-    torch.Size([4, 3])
-    """
-    return _with_grown(args, kwargs, dynamic_shapes, (names, _may_be_twice))
-
-
-def with_sizes_on_free_axes(
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    dynamic_shapes: Any,
-    how: tuple[Sequence[str], float],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs, repeated or cut to another size along every axis of free size, within its bound.
-
-    Args:
-        args, kwargs, dynamic_shapes: as of ``with_two_on_free_axes``.
-        how: names of the inputs, and the size (an integer), or how many times the present one (a float).
-
-    >>> shapes = {"x": {0: "batch", 1: "length<=5"}}
-    >>> how = ["x"], 7
-    >>> with_sizes_on_free_axes((torch.ones(2, 3),), {}, shapes, how)[0][0].shape
-    torch.Size([7, 5])
-    """
-    names, wanted = how
-
-    def sized(value: torch.Tensor, axis: int, label: Any) -> torch.Tensor:
-        have = value.shape[axis]
-        size = wanted if isinstance(wanted, int) else round(wanted * have)
-        most = _most(label)
-        size = max(2, size if most is None or size <= most else int(most))
-        return torch.cat([value] * -(-size // have), axis).narrow(axis, 0, size)
-
-    return _with_changed(args, kwargs, dynamic_shapes, (names, sized))
-
-
-def _is_one(size: int, label: Any) -> bool:  # noqa: ARG001
-    return size == 1
-
-
-def _may_be_twice(size: int, label: Any) -> bool:
-    most = _most(label)
-    return most is None or bool(2 * size <= most)
-
-
-def _most(label: Any) -> Any:
-    """The bound of a free axis; torch.export has an infinity of its own."""
-    text = label.partition("<=")[2] if isinstance(label, str) else ""
-    return int(text) if text else getattr(label, "max", None)
-
-
-def _with_grown(
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    dynamic_shapes: Any,
-    how: tuple[Sequence[str], Callable[[int, Any], bool]],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """``how``: names of the inputs, and whether an axis of a size and a label is repeated."""
-    names, grows = how
-
-    def twice(value: torch.Tensor, axis: int, label: Any) -> torch.Tensor:
-        return torch.cat([value, value], axis) if grows(value.shape[axis], label) else value
-
-    return _with_changed(args, kwargs, dynamic_shapes, (names, twice))
-
-
-_Change = Callable[[torch.Tensor, int, Any], torch.Tensor]
-
-
-def _with_changed(
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    dynamic_shapes: Any,
-    how: tuple[Sequence[str], _Change],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """``how``: names of the inputs, and what a tensor becomes along a free axis with a label."""
-    names, change = how
-    if not isinstance(dynamic_shapes, Mapping):
-        dynamic_shapes = dict(zip(names, dynamic_shapes or (), strict=False))
-    grown = [
-        _changed(x, dynamic_shapes.get(name), change) for x, name in zip(args, names, strict=False)
-    ]
-    rest = {name: _changed(x, dynamic_shapes.get(name), change) for name, x in kwargs.items()}
-    return (*grown, *args[len(grown) :]), rest
-
-
-def _changed(value: Any, axes: Any, change: _Change) -> Any:
-    if isinstance(value, (list, tuple)) and isinstance(axes, (list, tuple)):
-        made = [_changed(item, own, change) for item, own in zip(value, axes, strict=False)]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
-    if isinstance(value, dict) and isinstance(axes, Mapping):
-        return {key: _changed(item, axes.get(key), change) for key, item in value.items()}
-    if not isinstance(value, torch.Tensor) or not isinstance(axes, Mapping):
-        return value
-    for axis, label in axes.items():
-        is_free = label not in (None, torch.export.Dim.STATIC) and not isinstance(label, int)
-        if is_free and -value.dim() <= axis < value.dim():
-            value = change(value, axis, label)
-    return value

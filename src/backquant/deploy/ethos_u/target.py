@@ -189,7 +189,6 @@ def _left(job: ExportJob, network: Network, compiled: Compiled) -> Iterator[Reas
         reason = compiled.on_the_cpu.get(operation.outputs[0].name)
         if reason is None or operation.code in _CONVERSIONS or not operation.node:
             continue
-        decision = job.plan.decisions.get(operation.node)
         yield Reason(
             operation.node,
             ReasonCode.NOT_DELEGATED,
@@ -197,7 +196,7 @@ def _left(job: ExportJob, network: Network, compiled: Compiled) -> Iterator[Reas
             if operation.outputs[0].is_integer
             else f"{operation.code} in float",
             admitted=f"Vela: {reason}",
-            place="" if decision is None else decision.module_path,
+            place=job.place_of(operation.node),
         )
 
 

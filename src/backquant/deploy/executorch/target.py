@@ -29,13 +29,19 @@ from backquant.deploy.executorch.lowering import (
 )
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
-from backquant.deploy.roundings import computed, dithered, float_tensors, ratio, unstated_rounding
+from backquant.deploy.roundings import (
+    computed,
+    dithered,
+    float_tensors,
+    other_dtypes,
+    ratio,
+    unstated_rounding,
+)
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError, literal
 from backquant.files import workspace
 from backquant.graph import copied_graph, get_module, set_module
 from backquant.graph.silence import quiet
-from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
@@ -206,7 +212,8 @@ class ExecuTorchTarget:
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """Operators without a kernel, activations that are not int8, axes without a bound."""
         unstated = unstated_rounding(job, "XNNPACK")
-        return [*unstated, *_wrong_dtypes(job.module), *_unbounded(job), *_unknown(job)]
+        wrong = other_dtypes(job, "XNNPACK", self.backend, torch.int8)
+        return [*unstated, *wrong, *_unbounded(job), *_unknown(job)]
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Lower, write, read back, run."""
@@ -250,18 +257,6 @@ def _undelegated(node: str, reason: str) -> Reason:
 
 def _named(node: str) -> tuple[str, ...]:
     return (node,) if node else ()
-
-
-def _wrong_dtypes(module: fx.GraphModule) -> Iterator[Reason]:
-    for node in module.graph.nodes:
-        if is_quantize(node) and qparams_of(node).dtype is not torch.int8:
-            yield Reason(
-                node.name,
-                ReasonCode.DTYPE,
-                asked=f"activations {str(qparams_of(node).dtype).removeprefix('torch.')}",
-                admitted="XNNPACK computes with int8",
-                fix='backquant.quantize(model, ..., backend="xnnpack")',
-            )
 
 
 def _unbounded(job: ExportJob) -> Iterator[Reason]:

@@ -23,7 +23,7 @@ from backquant.deploy.inductor.workarounds import reads_weight
 from backquant.deploy.job import ExportJob
 from backquant.deploy.program import Program
 from backquant.deploy.roundings import computed, dithered, float_tensors, ratio
-from backquant.deploy.session import with_twice_on_free_axes
+from backquant.deploy.session import resized, twice_if_allowed
 from backquant.errors import ExportError, first_line
 from backquant.graph.silence import quiet
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
@@ -155,7 +155,8 @@ def check_numbers(job: ExportJob, path: Path) -> None:
     if not job.dynamic_shapes:
         return
     names = [str(node.target) for node in job.module.graph.find_nodes(op="placeholder")]
-    args, kwargs = with_twice_on_free_axes(job.args, job.kwargs, job.dynamic_shapes, names)
+    given = job.args, job.kwargs, job.dynamic_shapes, names
+    args, kwargs = resized(*given, twice_if_allowed)
     twice = replace(job, args=args, kwargs=kwargs)
     try:
         wanted, got = computed(twice), _outputs(twice, path)

@@ -27,11 +27,10 @@ from backquant.deploy.litert.lowered_values import Layout, UnsupportedError, Val
 from backquant.deploy.litert.lowering import FILLED, Lowered, Lowering, RefusedError
 from backquant.deploy.litert.network import CHANNELS_LAST, Array, Tensor, to_bytes
 from backquant.deploy.program import Program, origins_of_stacks
-from backquant.deploy.roundings import unstated_rounding
+from backquant.deploy.roundings import other_dtypes, unstated_rounding
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
 from backquant.graph.silence import quiet
-from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.match.plan import Reason
 from backquant.operators import overload
 from backquant.reason_codes import ReasonCode
@@ -279,7 +278,6 @@ _ARITHMETIC = (
     ("float", "half_up"),
     ("float", "half_away"),
 )
-_DTYPES = (torch.int8, torch.int16)
 
 
 class LiteRTTarget:
@@ -298,7 +296,8 @@ class LiteRTTarget:
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """Activations of other dtypes, and operators that the format has not."""
         stated = unstated_rounding(job, "LiteRT", arithmetic=_ARITHMETIC)
-        return [*stated, *_wrong_dtypes(job.module), *_unknown(job)]
+        wrong = other_dtypes(job, "LiteRT", self.backend, torch.int8, torch.int16)
+        return [*stated, *wrong, *_unknown(job)]
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Write, and read back."""
@@ -330,11 +329,9 @@ def written_file(job: ExportJob) -> tuple[Lowered, bytes]:
 
 def _refused(job: ExportJob, program: Program, error: RefusedError) -> ExportError:
     origin = program.origins.get(error.node.name, error.node.name)
-    decision = job.plan.decisions.get(origin)
-    place = decision.module_path if decision is not None and decision.module_path else origin
     return ExportError(
         f"LiteRT has no counterpart for {error.node.target}: {error}",
-        where=place,
+        where=job.place_of(origin) or origin,
         fix="write that part with other operators, or keep it outside of the exported model",
     )
 
@@ -351,26 +348,13 @@ def _report(job: ExportJob, lowered: Lowered, found: Sequence[ReadOperator]) -> 
 
 def _transposes(job: ExportJob, lowered: Lowered) -> Iterator[Reason]:
     for node in lowered.transposes:
-        decision = job.plan.decisions.get(node)
         yield Reason(
             node or "output",
             ReasonCode.NOT_DELEGATED,
             asked="no transpose inside",
             admitted="values are moved to another layout",
-            place="" if decision is None else decision.module_path,
+            place=job.place_of(node),
         )
-
-
-def _wrong_dtypes(module: fx.GraphModule) -> Iterator[Reason]:
-    for node in module.graph.nodes:
-        if is_quantize(node) and qparams_of(node).dtype not in _DTYPES:
-            yield Reason(
-                node.name,
-                ReasonCode.DTYPE,
-                asked=f"activations {str(qparams_of(node).dtype).removeprefix('torch.')}",
-                admitted="LiteRT computes with int8 or int16",
-                fix='backquant.quantize(model, ..., backend="litert")',
-            )
 
 
 def _unknown(job: ExportJob) -> Iterator[Reason]:

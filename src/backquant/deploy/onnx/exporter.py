@@ -116,7 +116,6 @@ def untranslated(job: ExportJob, more: Table | None = None) -> Sequence[Reason]:
         if target in own or registered(target) or target in decomposed or target._can_decompose():
             continue
         origin = job.program.origins.get(node.name, node.name)
-        decision = job.plan.decisions.get(origin)
         refused.setdefault(
             origin,
             Reason(
@@ -125,7 +124,7 @@ def untranslated(job: ExportJob, more: Table | None = None) -> Sequence[Reason]:
                 asked=str(target),
                 admitted="the ONNX exporter has no translation of it",
                 fix="write that part of the model with operators that ONNX has",
-                place=decision.module_path if decision is not None else "",
+                place=job.place_of(origin),
             ),
         )
     return tuple(refused.values())

@@ -351,17 +351,16 @@ def quantize_linear(
     return _op().QuantizeLinear(x, _float(scale), _constant(zero_point, dtype))
 
 
+def _in(made: Any, dtype: int | None) -> Any:
+    """``made`` in another dtype than float32, where one is asked for."""
+    return made if dtype in (-1, None, 1) else _op().Cast(made, to=dtype)
+
+
 def _dequantize_per_tensor(
-    input: Any,
-    scale: float,
-    zero_point: int,
-    quant_min: int,  # noqa: ARG001
-    quant_max: int,  # noqa: ARG001
-    dtype: int,
-    out_dtype: int = -1,
+    input: Any, scale: float, zero_point: int, *bounds: int, out_dtype: int = -1
 ) -> Any:
-    made = _op().DequantizeLinear(input, _float(scale), _constant(zero_point, dtype))
-    return made if out_dtype in (-1, None, 1) else _op().Cast(made, to=out_dtype)
+    zero = _constant(zero_point, bounds[-1])
+    return _in(_op().DequantizeLinear(input, _float(scale), zero), out_dtype)
 
 
 def _float8_zero(dtype: int) -> Any:
@@ -394,29 +393,17 @@ def _dequantize_blocks(input: Any, scale: Any, zero_point: Any) -> Any:
 
 
 def _quantize_per_channel(
-    input: Any,
-    scales: Any,
-    zero_points: Any,
-    axis: int,
-    quant_min: int,  # noqa: ARG001
-    quant_max: int,  # noqa: ARG001
-    dtype: int,
+    input: Any, scales: Any, zero_points: Any, axis: int, *bounds: int
 ) -> Any:
-    return _op().QuantizeLinear(input, scales, _op().Cast(zero_points, to=dtype), axis=axis)
+    zeros = _op().Cast(zero_points, to=bounds[-1])
+    return _op().QuantizeLinear(input, scales, zeros, axis=axis)
 
 
 def _dequantize_per_channel(
-    input: Any,
-    scales: Any,
-    zero_points: Any,
-    axis: int,
-    quant_min: int,  # noqa: ARG001
-    quant_max: int,  # noqa: ARG001
-    dtype: int,
-    out_dtype: int = -1,
+    input: Any, scales: Any, zero_points: Any, axis: int, *bounds: int, out_dtype: int = -1
 ) -> Any:
-    made = _op().DequantizeLinear(input, scales, _op().Cast(zero_points, to=dtype), axis=axis)
-    return made if out_dtype in (-1, None, 1) else _op().Cast(made, to=out_dtype)
+    zeros = _op().Cast(zero_points, to=bounds[-1])
+    return _in(_op().DequantizeLinear(input, scales, zeros, axis=axis), out_dtype)
 
 
 def _choose_qparams(
@@ -436,26 +423,11 @@ def _choose_qparams(
     return scale, zero_point
 
 
-def _quantize_dynamic(
-    input: Any,
-    scale: Any,
-    zero_point: Any,
-    quant_min: int,  # noqa: ARG001
-    quant_max: int,  # noqa: ARG001
-    dtype: int,  # noqa: ARG001
-) -> Any:
+def _quantize_dynamic(input: Any, scale: Any, zero_point: Any, *_: int) -> Any:
     return _op().QuantizeLinear(input, scale, zero_point)
 
 
-def _dequantize_dynamic(
-    input: Any,
-    scale: Any,
-    zero_point: Any,
-    quant_min: int,  # noqa: ARG001
-    quant_max: int,  # noqa: ARG001
-    dtype: int,  # noqa: ARG001
-    out_dtype: int = -1,  # noqa: ARG001
-) -> Any:
+def _dequantize_dynamic(input: Any, scale: Any, zero_point: Any, *_: int, **__: int) -> Any:
     return _op().DequantizeLinear(input, scale, zero_point)
 
 
