@@ -18,7 +18,6 @@ import torch
 
 from backquant.deploy.litert.emitter import (
     Call,
-    Rule,
     Table,
     activation,
     from_image,
@@ -34,9 +33,10 @@ from backquant.deploy.litert.lowered_values import (
     constant_tensor,
     plain,
 )
-from backquant.deploy.litert.network import Array, Scales, Tensor
+from backquant.deploy.litert.network import Array, Scales, Tensor, has_free
 from backquant.deploy.litert.pools import SAME, VALID, Amounts, padded, same_padding
-from backquant.operators import overload
+
+TABLE = Table()
 
 # Weights and biases as kernels read them: arranged when the file is written, so that nothing moves them
 # when it runs.
@@ -135,6 +135,7 @@ def _depthwise(weight: Array) -> Array:
     return np.transpose(_as_image_kernel(weight), (1, 2, 3, 0))
 
 
+@TABLE.rule("conv1d conv2d conv1d.padding conv2d.padding", has_integer_weight(0), fuses=True)
 def _convolution(call: Call) -> Value:
     value = call.read("input")
     window = _Window.of(call, len(value.shape))
@@ -175,13 +176,14 @@ def _padding(call: Call, window: _Window) -> Amounts:
 
 
 # -- transposed ---------------------------------------------------------------------------------------
+@TABLE.rule("conv_transpose1d conv_transpose2d.input", has_integer_weight(1))
 def _transposed(call: Call) -> Value:
     value = call.read("input")
     window = _Window.of(call, len(value.shape))
     source = image(call, value)
     if int(call.arg("groups", 1)) > 1:
         raise UnsupportedError("a transposed convolution in groups")
-    if -1 in source.signature:
+    if has_free(source.shape):
         raise UnsupportedError("free sizes: the sizes of its result are in the file")
     padding = pair(call.arg("padding", 0), window.rank, of_lines=0)
 
@@ -235,15 +237,3 @@ def _dilated(weight: Array, dilation: Sequence[int]) -> Array:
     made = np.zeros(sizes, weight.dtype)
     made[:, :: dilation[0], :: dilation[1]] = weight
     return made
-
-
-_CONVOLUTION = Rule(_convolution, has_integer_weight(0), fuses=True)
-_TRANSPOSED = Rule(_transposed, has_integer_weight(1))
-TABLE: Table = {
-    overload("conv1d"): _CONVOLUTION,
-    overload("conv2d"): _CONVOLUTION,
-    overload("conv1d", "padding"): _CONVOLUTION,
-    overload("conv2d", "padding"): _CONVOLUTION,
-    overload("conv_transpose1d"): _TRANSPOSED,
-    overload("conv_transpose2d", "input"): _TRANSPOSED,
-}

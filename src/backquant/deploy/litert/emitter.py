@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,19 @@ from backquant.deploy.litert.lowered_values import (
     hints,
     is_free,
     plain,
-    signature_of,
     sizes_of,
     stored,
 )
-from backquant.deploy.litert.network import Array, Network, Operation, Scales, Tensor, dtype_name
-
-_LIMITS = {"INT8": (-128, 127), "INT16": (-32768, 32767)}
+from backquant.deploy.litert.network import (
+    DTYPES,
+    LIMITS,
+    Array,
+    Network,
+    Operation,
+    Scales,
+    Tensor,
+)
+from backquant.operators import overload
 
 
 class Emitter:
@@ -53,17 +59,14 @@ class Emitter:
         )
         return output
 
-    def like(self, source: Tensor, shape: Sequence[int], **changes: Any) -> Tensor:
-        """A new tensor of ``shape`` with the dtype and qparams of ``source``; free sizes stay free where
-        they are on the same axis."""
-        shape = tuple(shape)
-        signature = changes.pop("signature", None) or tuple(
-            -1 if i < len(source.signature) and source.signature[i] == -1 else size
-            for i, size in enumerate(shape)
-        )
-        made = Tensor(source.name, shape, signature, source.dtype, source.scales)
-        for name, value in changes.items():
-            setattr(made, name, value)
+    def same(self, code: str, *inputs: Tensor, **options: Any) -> Tensor:
+        """Append one operator whose output is as its first input."""
+        return self.emit(code, inputs, self.like(inputs[0]), **options)
+
+    def like(self, source: Tensor, shape: Sequence[int] | None = None, **changes: Any) -> Tensor:
+        """A new tensor with the dtype and qparams of ``source``; of its shape, where none is named."""
+        made = replace(source, data=None, **changes)
+        made.shape = source.shape if shape is None else tuple(shape)
         return made
 
     def integers(self, values: Sequence[int], name: str = "sizes") -> Tensor:
@@ -80,6 +83,10 @@ class Emitter:
             self._constants[key] = constant_tensor("paddings", np.array(rows, np.int32))
         return self._constants[key]
 
+    def number(self, value: float, dtype: str = "", name: str = "number") -> Tensor:
+        """A constant of one number."""
+        return self.constant(Constant(name, torch.tensor(value)), None, dtype).tensor
+
     def laid(self, value: Value, layout: Layout) -> Tensor:
         """The tensor of ``value`` in ``layout``: itself, a constant stored so, a reshape of sizes of 1, or a
         transpose. Values that permutations made of one tensor have other layouts: what counts is the order of
@@ -95,11 +102,7 @@ class Emitter:
 
     def _moved(self, value: Value, layout: Layout, order: tuple[int, ...]) -> Tensor:
         tensor = value.tensor
-        made = self.like(
-            tensor,
-            stored(value.shape, layout),
-            signature=stored(value.signature, layout),
-        )
+        made = self.like(tensor, stored(value.shape, layout))
         if tensor.data is not None:
             made.data = np.ascontiguousarray(np.transpose(tensor.data, order))
             if tensor.scales is not None and len(tensor.scales.scale) > 1:
@@ -107,53 +110,50 @@ class Emitter:
                 made.scales = Scales(tensor.scales.scale, tensor.scales.zero_point, axis)
             return made
         if is_free(value.shape, value.layout, layout) and made.signature.count(-1) < 2:
-            return self._reshape(tensor, made)
+            return self.copied(tensor, made)
         return self.emit("TRANSPOSE", (tensor, self.integers(order, "order")), made)
 
-    def _reshape(self, tensor: Tensor, made: Tensor) -> Tensor:
+    def copied(self, tensor: Tensor, made: Tensor) -> Tensor:
+        """``made``, as a reshape of ``tensor``."""
         sizes = self.integers(made.signature)
         return self.emit("RESHAPE", (tensor, sizes), made, newShape=list(made.signature))
 
-    def reshape(self, tensor: Tensor, shape: Sequence[int], signature: Sequence[int]) -> Tensor:
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """The same values in another shape."""
-        made = self.like(tensor, shape, signature=tuple(signature))
-        if made.shape == tensor.shape and made.signature == tensor.signature:
+        made = self.like(tensor, shape)
+        if made.signature == tensor.signature and made.shape == tensor.shape:
             return tensor
         if tensor.data is not None:
             made.data = tensor.data.reshape(made.shape)
             return made
-        return self._reshape(tensor, made)
+        return self.copied(tensor, made)
+
+    def widened(self, value: Value, rank: int) -> Value:
+        """The same values with axes of size 1 in front, ``rank`` in all, in PyTorch's order; as they are
+        where there are as many."""
+        missing = rank - len(value.shape)
+        if not missing:
+            return value
+        tensor = self.laid(value, plain(len(value.shape)))
+        return Value(self.reshape(tensor, (*(1,) * missing, *tensor.shape)), plain(rank))
 
     def dequantize(self, value: Value) -> Value:
         """Integers as floats."""
-        key = (id(value.tensor), "float")
-        if key not in self._converted:
-            made = self.like(
-                value.tensor,
-                value.tensor.shape,
-                signature=value.tensor.signature,
-                dtype="FLOAT32",
-                scales=None,
-            )
-            self._keyed.append(value.tensor)
-            self.emit("DEQUANTIZE", (value.tensor,), made)
-            self._converted[key] = made
-        return Value(self._converted[key], value.layout, value.columns)
+        return self._as(value, "DEQUANTIZE", None, "FLOAT32")
 
     def quantize(self, value: Value, scales: Scales, dtype: str) -> Value:
         """Floats as integers, or integers in other steps; the same value where it has these qparams
         already."""
-        tensor = value.tensor
-        if tensor.scales == scales and tensor.dtype == dtype:
+        if value.tensor.scales == scales and value.tensor.dtype == dtype:
             return value
-        key = (id(tensor), (scales, dtype))
+        return self._as(value, "QUANTIZE", scales, dtype)
+
+    def _as(self, value: Value, code: str, scales: Scales | None, dtype: str) -> Value:
+        key = (id(value.tensor), (scales, dtype))
         if key not in self._converted:
-            made = self.like(
-                tensor, tensor.shape, signature=tensor.signature, dtype=dtype, scales=scales
-            )
-            self._keyed.append(tensor)
-            self.emit("QUANTIZE", (tensor,), made)
-            self._converted[key] = made
+            self._keyed.append(value.tensor)
+            made = self.like(value.tensor, dtype=dtype, scales=scales)
+            self._converted[key] = self.emit(code, (value.tensor,), made)
         return Value(self._converted[key], value.layout, value.columns)
 
     def constant(self, constant: Constant, scales: Scales | None, dtype: str) -> Value:
@@ -163,7 +163,7 @@ class Emitter:
             self._keyed.append(constant)
             self._constants[key] = (
                 quantized_constant(constant, scales, dtype)
-                if dtype in _LIMITS
+                if dtype in LIMITS
                 else constant.tensor()
             )
         tensor = self._constants[key]
@@ -183,7 +183,7 @@ def quantized_constant(constant: Constant, scales: Scales | None, dtype: str) ->
     >>> made.data, round(made.scales.scale[0] * 127, 6)
     (array([127], dtype=int8), 0.5)
     """
-    low, high = _LIMITS[dtype]
+    low, high = LIMITS[dtype]
     own = constant.integers is not None and constant.scales is not None
     if own and scales in (None, constant.scales):
         made = constant.integer_tensor()
@@ -202,6 +202,18 @@ def quantized_constant(constant: Constant, scales: Scales | None, dtype: str) ->
 
 # One operator of the program as the rules see it: arguments by name, operands as tensors of the file.
 
+Write = Callable[["Call"], Value]
+
+
+def never(_: Call) -> bool:
+    """Of operators without a kernel on integers."""
+    return False
+
+
+def always(_: Call) -> bool:
+    """Of operators whose kernel on integers takes every call."""
+    return True
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -212,28 +224,55 @@ class Rule:
     integers stay integers whatever reads them. ``fuses``: the kernel clamps its result.
     """
 
-    write: Callable[[Call], Value]
-    integer: Callable[[Call], bool] = lambda call: False  # noqa: ARG005
+    write: Write
+    integer: Callable[[Call], bool] = never
     keeps: bool | Callable[[Call], bool] = False
     moves: bool = False
     fuses: bool = False
 
 
-Table = dict[Any, Rule]
+class Table(dict[Any, Rule]):
+    """Rules by overload. An operator is named ``"add"``, which is its usual overload, or ``"add.Scalar"``."""
+
+    def add(
+        self, names: str, write: Write, *integer: Callable[[Call], bool], **traits: Any
+    ) -> None:
+        """One rule for the operators of these ``names``."""
+        self.update(dict.fromkeys(map(named, names.split()), Rule(write, *integer, **traits)))
+
+    def rule(
+        self, names: str, *integer: Callable[[Call], bool], **traits: Any
+    ) -> Callable[[Write], Write]:
+        """The same, as a decorator of what writes them."""
+
+        def register(write: Write) -> Write:
+            self.add(names, write, *integer, **traits)
+            return write
+
+        return register
+
+    def moves(self, names: str) -> Callable[[Write], Write]:
+        """The same for operators that move values, on integers, too."""
+        return self.rule(names, always, keeps=True, moves=True)
+
+
+def named(name: str) -> Any:
+    """The overload of a name in a table.
+
+    >>> named("add.Scalar"), named("relu")
+    (<OpOverload(op='aten.add', overload='Scalar')>, <OpOverload(op='aten.relu', overload='default')>)
+    """
+    return overload(*name.split("."))
 
 
 def bound_arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call by the names of the operator's schema, defaults included."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        return dict(enumerate(node.args))  # type: ignore[arg-type]
-    made = {}
-    for index, argument in enumerate(target._schema.arguments):
-        if index < len(node.args):
-            made[argument.name] = node.args[index]
-        else:
-            made[argument.name] = node.kwargs.get(argument.name, argument.default_value)
-    return made
+        return {}
+    arguments = target._schema.arguments
+    given = dict(zip((each.name for each in arguments), node.args, strict=False))
+    return {each.name: each.default_value for each in arguments} | given | dict(node.kwargs)
 
 
 @dataclass(eq=False)
@@ -285,6 +324,11 @@ class Call:
                 return value.dtype
         return torch.float32
 
+    @property
+    def source(self) -> Value:
+        """``read`` of the first operand."""
+        return self.read("input" if "input" in self.args else "self")
+
     def read(self, name: str, scales: Scales | None = None) -> Value:
         """An operand in the arithmetic of the call: integers (in steps of ``scales``, where those are
         named), or floats."""
@@ -295,15 +339,12 @@ class Call:
         found = self.held(argument)
         if found is None:
             raise UnsupportedError(f"an operand that is no tensor: {argument}")
-        if self.integer:
-            return self._integers(found, scales)
-        return self.floats(found)
-
-    def _integers(self, found: Any, scales: Scales | None) -> Value:
+        if not self.integer:
+            return self.floats(found)
         if isinstance(found, Constant):
             return self.emitter.constant(found, scales, self.dtype)
-        value = found.integers if isinstance(found, Dequantized) else found
-        if scales is None or value.scales is None:
+        value: Value = found.integers if isinstance(found, Dequantized) else found
+        if scales is None or value.tensor.scales is None:
             return value
         return self.emitter.quantize(value, scales, self.dtype)
 
@@ -334,22 +375,12 @@ class Call:
         """The sizes of the result, in PyTorch's order."""
         return sizes_of(self.node)
 
-    @property
-    def signature(self) -> tuple[int, ...]:
-        """The same with -1 for free sizes."""
-        return signature_of(self.node)
-
     def output(self, layout: Layout | None = None) -> Tensor:
         """A new tensor for the result."""
-        layout = plain(len(self.shape)) if layout is None else layout
-        dtype = self.dtype if self.integer else _dtype(self.node)
-        return Tensor(
-            self.node.name,
-            stored(self.shape, layout),
-            stored(self.signature, layout),
-            dtype,
-            self.scales if self.integer else None,
-        )
+        shape = self.shape if layout is None else stored(self.shape, layout)
+        if self.integer:
+            return Tensor(self.node.name, shape, self.dtype, self.scales)
+        return Tensor(self.node.name, shape, _dtype(self.node))
 
     def emit(
         self,
@@ -359,8 +390,7 @@ class Call:
         **options: Any,
     ) -> Value:
         """Write the operator that gives the result."""
-        made = self.output(layout)
-        self.emitter.emit(code, inputs, made, **options)
+        made = self.emitter.emit(code, inputs, self.output(layout), **options)
         return Value(made, plain(len(made.shape)) if layout is None else layout)
 
 
@@ -368,18 +398,12 @@ _SMALL = 1024
 
 
 def _dtype(node: fx.Node) -> str:
-    value = node.meta["val"]
-    if value.dtype in (torch.float64, torch.bfloat16):
+    dtype = node.meta["val"].dtype
+    if dtype in (torch.float64, torch.bfloat16):
         return "FLOAT32"
-    if value.dtype not in _KNOWN:
-        raise UnsupportedError(f"values of {value.dtype}")
-    return dtype_name(value.dtype)
-
-
-_KNOWN = (
-    *(torch.float32, torch.float16, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.bool),
-)
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"values of {dtype}")
+    return DTYPES[dtype]
 
 
 # Images as kernels read them: batch, height, width, channels; lines are images of height 1.
@@ -413,16 +437,14 @@ def image(call: Call, value: Value) -> Tensor:
     if rank != 3:
         raise UnsupportedError(f"images of {rank} axes")
     lines = call.emitter.laid(value, _LINES)
-    shape, signature = lines.shape, lines.signature
-    return call.emitter.reshape(lines, (shape[0], 1, *shape[1:]), (signature[0], 1, *signature[1:]))
+    return call.emitter.reshape(lines, (lines.shape[0], 1, *lines.shape[1:]))
 
 
 def from_image(call: Call, tensor: Tensor, rank: int) -> Value:
     """The inverse of ``image``."""
     if rank == 4:
         return Value(tensor, CHANNELS_LAST)
-    shape, signature = tensor.shape, tensor.signature
-    lines = call.emitter.reshape(tensor, (shape[0], *shape[2:]), (signature[0], *signature[2:]))
+    lines = call.emitter.reshape(tensor, (tensor.shape[0], *tensor.shape[2:]))
     return Value(lines, _LINES)
 
 
@@ -432,5 +454,4 @@ def image_output(call: Call) -> Tensor:
         return call.output(CHANNELS_LAST)
     made = call.output(_LINES)
     made.shape = (made.shape[0], 1, *made.shape[1:])
-    made.signature = (made.signature[0], 1, *made.signature[1:])
     return made

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from backquant.deploy.litert.network import Array, Scales, Tensor
+from backquant.deploy.litert.network import Array, Free, Scales, Tensor
 from backquant.errors import ExportError
 
 # Where the axes of a value lie in memory.
@@ -174,7 +174,7 @@ class UnsupportedError(Exception):
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the file. ``layout``: see ``layouts``. ``columns``: of a value that only linear layers
+    """A tensor of the file. ``layout``: see above. ``columns``: of a value that only linear layers
     read, where each value of its last axis comes from."""
 
     tensor: Tensor
@@ -185,16 +185,6 @@ class Value:
     def shape(self) -> tuple[int, ...]:
         """The sizes in PyTorch's order."""
         return logical(self.tensor.shape, self.layout)
-
-    @property
-    def signature(self) -> tuple[int, ...]:
-        """The same with -1 for free sizes."""
-        return logical(self.tensor.signature, self.layout)
-
-    @property
-    def scales(self) -> Scales | None:
-        """The qparams of the tensor."""
-        return self.tensor.scales
 
 
 @dataclass(eq=False)
@@ -236,17 +226,13 @@ def as_array(value: torch.Tensor) -> Array:
     return np.asarray(value.contiguous().numpy())
 
 
-_NAMES = {"float32": "FLOAT32", "float16": "FLOAT16", "bool": "BOOL"}
-
-
 def constant_tensor(name: str, data: Array) -> Tensor:
     """A constant of the file.
 
     >>> constant_tensor("a", np.zeros((2, 3), np.int32)).dtype
     'INT32'
     """
-    dtype = _NAMES.get(data.dtype.name, data.dtype.name.upper())
-    return Tensor(name, data.shape, data.shape, dtype, data=data)
+    return Tensor(name, data.shape, data.dtype.name.upper(), data=data)
 
 
 def hints(value: Any) -> Any:
@@ -263,20 +249,15 @@ def hints(value: Any) -> Any:
 
 
 def sizes_of(node: fx.Node) -> tuple[int, ...]:
-    """The sizes of a node's tensor for the example inputs."""
-    return tuple(hints(size) for size in _tensor(node).shape)
-
-
-def signature_of(node: fx.Node) -> tuple[int, ...]:
-    """The same with -1 where a size is free."""
-    return tuple(
-        size if isinstance(size, int) else int(size) if size.node.expr.is_number else -1
-        for size in _tensor(node).shape
-    )
-
-
-def _tensor(node: fx.Node) -> torch.Tensor:
+    """The sizes of a node's tensor for the example inputs; those that are free are ``Free``."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         raise ExportError(f"{node.name} is no tensor", where="export")
-    return value
+    return tuple(
+        size
+        if isinstance(size, int)
+        else int(size.node.expr)
+        if size.node.expr.is_number
+        else Free(size.node.hint)
+        for size in value.shape
+    )

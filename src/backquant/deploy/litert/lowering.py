@@ -27,11 +27,10 @@ from backquant.deploy.litert.lowered_values import (
     UnsupportedError,
     Value,
     plain,
-    signature_of,
     sizes_of,
     stored,
 )
-from backquant.deploy.litert.network import Network, Scales, Tensor, dtype_name
+from backquant.deploy.litert.network import DTYPES, Network, Scales, Tensor
 from backquant.deploy.program import Program
 from backquant.lower.qdq import (
     is_channel_dequantize,
@@ -114,10 +113,8 @@ class Lowering:
     def _bind_input(self, node: fx.Node) -> None:
         layout = self._edge_layout(node)
         dtype = node.meta["val"].dtype
-        name = "FLOAT32" if dtype == torch.float64 else dtype_name(dtype)
-        made = Tensor(
-            node.name, stored(sizes_of(node), layout), stored(signature_of(node), layout), name
-        )
+        name = "FLOAT32" if dtype == torch.float64 else DTYPES[dtype]
+        made = Tensor(node.name, stored(sizes_of(node), layout), name)
         network = self.emitter.network
         network.inputs.append(made)
         network.input_names.append(node.name)
@@ -144,7 +141,8 @@ class Lowering:
                 continue  # a number
             tensor = self.emitter.laid(value, self._edge_layout(node))
             if tensor in network.inputs or tensor in network.outputs or tensor.data is not None:
-                tensor = self._copied(tensor)
+                # the runtime wants a tensor for each output
+                tensor = self.emitter.copied(tensor, self.emitter.like(tensor))
             network.outputs.append(tensor)
             network.output_names.append(f"output_{index}")
 
@@ -153,12 +151,6 @@ class Lowering:
         if held.integers.layout != layout:
             held = Dequantized(Value(self.emitter.laid(held.integers, layout), layout))
         return self.emitter.dequantize(held.integers)
-
-    def _copied(self, tensor: Tensor) -> Tensor:
-        """An output of its own: the runtime wants one tensor for each."""
-        made = self.emitter.like(tensor, tensor.shape, signature=tensor.signature)
-        sizes = self.emitter.integers(tensor.signature)
-        return self.emitter.emit("RESHAPE", (tensor, sizes), made, newShape=list(tensor.signature))
 
     # -- nodes ----------------------------------------------------------------------------------------
 
@@ -245,9 +237,10 @@ class Lowering:
         """Integers that are only moved become floats where something reads them so."""
         held = [self.values.get(source) for source in _operands(call.node)]
         parts = [each.integers for each in held if isinstance(each, Dequantized)]
-        if len(parts) < len(held) or len({(p.scales, p.tensor.dtype) for p in parts}) != 1:
+        if len(parts) < len(held) or len({(p.tensor.scales, p.tensor.dtype) for p in parts}) != 1:
             return False
-        call.integer, call.scales, call.dtype = True, parts[0].scales, parts[0].tensor.dtype
+        first = parts[0].tensor
+        call.integer, call.scales, call.dtype = True, first.scales, first.dtype
         if not rule.integer(call):
             call.integer = False
             return False
@@ -266,7 +259,7 @@ class Lowering:
         call.scales, call.dtype = _scales(quantize), _NAMES[qparams_of(quantize).dtype]
         first = next(each for each in operands if isinstance(each, Dequantized))
         if rule.keeps(call) if callable(rule.keeps) else rule.keeps:
-            call.scales, call.dtype = first.integers.scales, first.integers.tensor.dtype
+            call.scales, call.dtype = first.integers.tensor.scales, first.integers.tensor.dtype
         if any(
             each.integers.tensor.dtype != call.dtype
             for each in operands

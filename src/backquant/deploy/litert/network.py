@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,15 +27,6 @@ DTYPES = {
 }
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """The format's name of a dtype.
-
-    >>> dtype_name(torch.int8)
-    'INT8'
-    """
-    return DTYPES[dtype]
-
-
 @dataclass(frozen=True)
 class Scales:
     """The qparams of a tensor: one scale, or one for each slice along ``axis``."""
@@ -54,16 +45,45 @@ class Scales:
         return cls((float(np.float32(scale)),), (int(zero_point),))
 
 
+#: The range of integers by dtype.
+LIMITS = {"INT8": (-128, 127), "INT16": (-32768, 32767)}
+
+
+class Free(int):
+    """A size that is free, by that of the example inputs; sums and products with it are free, too.
+
+    >>> has_free((2, 3)), has_free((Free(2) * 4, 3))
+    (False, True)
+    """
+
+    def __add__(self, other: int) -> Free:
+        return Free(int(self) + int(other))
+
+    def __mul__(self, other: int) -> Free:
+        return Free(int(self) * int(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def has_free(sizes: Iterable[int]) -> bool:
+    """Whether one of the sizes is free."""
+    return any(isinstance(size, Free) for size in sizes)
+
+
 @dataclass(eq=False)
 class Tensor:
-    """One tensor. ``shape``: for the example inputs; ``signature``: the same with -1 where a size is free."""
+    """One tensor. Free sizes of ``shape`` are ``Free``."""
 
     name: str
     shape: tuple[int, ...]
-    signature: tuple[int, ...]
     dtype: str
     scales: Scales | None = None
     data: Array | None = None
+
+    @property
+    def signature(self) -> tuple[int, ...]:
+        """The shape with -1 where a size is free."""
+        return tuple(-1 if isinstance(size, Free) else size for size in self.shape)
 
     @property
     def is_integer(self) -> bool:
@@ -322,12 +342,9 @@ class _Writer:
         made = self.schema.TensorT()
         made.name = tensor.name
         made.type = getattr(self.schema.TensorType, tensor.dtype)
-        free = -1 in tensor.signature
-        made.shape = [
-            1 if s == -1 else n for n, s in zip(tensor.shape, tensor.signature, strict=True)
-        ]
+        made.shape = [1 if isinstance(size, Free) else size for size in tensor.shape]
         made.hasRank = True
-        if free:
+        if has_free(tensor.shape):
             made.shapeSignature = list(tensor.signature)
         made.quantization = self.scales(tensor.scales)
         made.buffer = 0 if tensor.data is None else self.buffer(tensor.data)

@@ -12,41 +12,28 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.litert.emitter import Call, Rule, Table
+from backquant.deploy.litert.emitter import Call, Emitter, Table, named
 from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, Value, plain, without
 from backquant.deploy.litert.network import Tensor
-from backquant.operators import overload
+
+TABLE = Table()
 
 
-def _number(call: Call, value: float) -> Tensor:
-    return call.emitter.constant(Constant("number", torch.tensor(value)), None, "").tensor
-
-
-def _like(call: Call, tensor: Tensor) -> Tensor:
-    return call.emitter.like(tensor, tensor.shape, signature=tensor.signature)
-
-
-def _mean(call: Call, tensor: Tensor, places: Sequence[int]) -> Tensor:
-    shape = [1 if i in places else n for i, n in enumerate(tensor.shape)]
-    signature = [1 if i in places else n for i, n in enumerate(tensor.signature)]
-    made = call.emitter.like(tensor, shape, signature=tuple(signature))
-    axes = call.emitter.integers(places, "axes")
-    return call.emitter.emit("MEAN", (tensor, axes), made, keepDims=True)
+def _mean(emitter: Emitter, tensor: Tensor, places: Sequence[int]) -> Tensor:
+    made = emitter.like(tensor, [1 if i in places else n for i, n in enumerate(tensor.shape)])
+    return emitter.emit("MEAN", (tensor, emitter.integers(places, "axes")), made, keepDims=True)
 
 
 def _normalised(
     call: Call, tensor: Tensor, places: Sequence[int], eps: float, centred: bool = True
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the stored axes ``places``."""
-    emit = call.emitter.emit
+    write = call.emitter.same
     if centred:
-        mean = _mean(call, tensor, places)
-        tensor = emit("SUB", (tensor, mean), _like(call, tensor))
-    square = emit("MUL", (tensor, tensor), _like(call, tensor))
-    variance = _mean(call, square, places)
-    shifted = emit("ADD", (variance, _number(call, eps)), _like(call, variance))
-    factor = emit("RSQRT", (shifted,), _like(call, shifted))
-    return emit("MUL", (tensor, factor), _like(call, tensor))
+        tensor = write("SUB", tensor, _mean(call.emitter, tensor, places))
+    variance = _mean(call.emitter, write("MUL", tensor, tensor), places)
+    factor = write("RSQRT", write("ADD", variance, call.emitter.number(eps)))
+    return write("MUL", tensor, factor)
 
 
 def _affine(call: Call, value: Value, axes: Sequence[int]) -> Value:
@@ -59,12 +46,13 @@ def _affine(call: Call, value: Value, axes: Sequence[int]) -> Value:
         shape = [1] * rank
         for axis, size in zip(axes, operand.shape, strict=True):
             shape[axis] = size
-        wide = call.emitter.reshape(operand.tensor, shape, shape)
+        wide = call.emitter.reshape(operand.tensor, shape)
         other = call.emitter.laid(Value(wide, plain(rank)), value.layout)
-        tensor = call.emitter.emit(code, (tensor, other), _like(call, tensor))
+        tensor = call.emitter.same(code, tensor, other)
     return Value(tensor, value.layout)
 
 
+@TABLE.rule("layer_norm rms_norm")
 def _layer_norm(call: Call) -> Value:
     value = call.read("input")
     rank, count = len(value.shape), len(call.arg("normalized_shape"))
@@ -77,6 +65,7 @@ def _layer_norm(call: Call) -> Value:
     return _affine(call, Value(made, value.layout), axes)
 
 
+@TABLE.rule("instance_norm")
 def _instance_norm(call: Call) -> Value:
     value = call.read("input")
     if not call.arg("use_input_stats", True):
@@ -87,16 +76,16 @@ def _instance_norm(call: Call) -> Value:
     return _affine(call, Value(made, value.layout), [1])
 
 
+@TABLE.rule("group_norm")
 def _group_norm(call: Call) -> Value:
     value = call.read("input")
     groups, rank = int(call.arg("num_groups")), len(value.shape)
     channels = value.shape[1]
     tensor = call.emitter.laid(value, plain(rank))
     shape = (tensor.shape[0], groups, channels // groups, *tensor.shape[2:])
-    signature = (tensor.signature[0], groups, channels // groups, *tensor.signature[2:])
-    split = call.emitter.reshape(tensor, shape, signature)
+    split = call.emitter.reshape(tensor, shape)
     made = _normalised(call, split, range(2, rank + 1), float(call.arg("eps", 1e-5)))
-    joined = call.emitter.reshape(made, tensor.shape, tensor.signature)
+    joined = call.emitter.reshape(made, tensor.shape)
     return _affine(call, Value(joined, plain(rank)), [1])
 
 
@@ -111,6 +100,7 @@ def _first(write: Callable[[Call], Value]) -> Callable[[Call, fx.Node, int], Val
     return item
 
 
+@TABLE.rule("batch_norm")
 def _batch_norm(call: Call) -> Value:
     """With statistics that are known: a product and a sum."""
     value = call.read("input")
@@ -128,10 +118,11 @@ def _batch_norm(call: Call) -> Value:
         shape[1] = -1
         operand = Constant("batch_norm", numbers.float().reshape(shape))
         other = call.emitter.laid(call.emitter.constant(operand, None, ""), value.layout)
-        tensor = call.emitter.emit(code, (tensor, other), _like(call, tensor))
+        tensor = call.emitter.same(code, tensor, other)
     return Value(tensor, value.layout)
 
 
+@TABLE.rule("linalg_vector_norm")
 def _length(call: Call) -> Value:
     """The root of the sum of squares."""
     if call.arg("ord", 2) != 2 or call.arg("dim") is None:
@@ -140,15 +131,14 @@ def _length(call: Call) -> Value:
     rank, keep = len(value.shape), bool(call.arg("keepdim", False))
     axes = [axis % rank for axis in call.arg("dim")]
     places = sorted(value.layout.index(axis) for axis in axes)
-    tensor = value.tensor
-    square = call.emitter.emit("MUL", (tensor, tensor), _like(call, tensor))
+    square = call.emitter.same("MUL", value.tensor, value.tensor)
     layout = value.layout if keep else without(value.layout, axes)
-    total = call.output(layout)
     inputs = (square, call.emitter.integers(places, "axes"))
-    call.emitter.emit("SUM", inputs, total, keepDims=keep)
-    return call.emit("SQRT", (total,), layout)
+    total = call.emit("SUM", inputs, layout, keepDims=keep)
+    return call.emit("SQRT", (total.tensor,), layout)
 
 
+@TABLE.rule("scaled_dot_product_attention")
 def _attention(call: Call) -> Value:
     if call.arg("is_causal", False) or call.arg("enable_gqa", False):
         raise UnsupportedError("attention with a causal mask or shared heads")
@@ -156,40 +146,27 @@ def _attention(call: Call) -> Value:
     rank = len(query.shape)
     scale = call.arg("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    emit, laid = call.emitter.emit, call.emitter.laid
+    write, laid = call.emitter.same, call.emitter.laid
     one, two, three = (laid(each, plain(rank)) for each in (query, key, value))
-    scaled = emit("MUL", (one, _number(call, scale)), _like(call, one))
-    shape = (*one.shape[:-1], two.shape[-2])
-    signature = (*one.signature[:-1], two.signature[-2])
-    scores = call.emitter.like(one, shape, signature=signature)
-    scores = emit("BATCH_MATMUL", (scaled, two), scores, adjY=True)
+    scaled = write("MUL", one, call.emitter.number(scale))
+    scores = call.emitter.like(one, (*one.shape[:-1], two.shape[-2]))
+    scores = call.emitter.emit("BATCH_MATMUL", (scaled, two), scores, adjY=True)
     if call.has("attn_mask"):
         scores = _masked(call, scores)
-    weights = emit("SOFTMAX", (scores,), _like(call, scores), beta=1.0)
+    weights = write("SOFTMAX", scores, beta=1.0)
     return call.emit("BATCH_MATMUL", (weights, three))
 
 
 def _masked(call: Call, scores: Tensor) -> Tensor:
     mask = call.read("attn_mask")
-    rank = len(mask.shape)
-    tensor = call.emitter.laid(mask, plain(rank))
-    made = _like(call, scores)
-    if tensor.dtype == "BOOL":
-        lowest = _number(call, torch.finfo(torch.float32).min)
-        return call.emitter.emit("SELECT_V2", (tensor, scores, lowest), made)
-    return call.emitter.emit("ADD", (scores, tensor), made)
+    tensor = call.emitter.laid(mask, plain(len(mask.shape)))
+    if tensor.dtype != "BOOL":
+        return call.emitter.same("ADD", scores, tensor)
+    lowest = call.emitter.number(torch.finfo(torch.float32).min)
+    return call.emitter.emit("SELECT_V2", (tensor, scores, lowest), call.emitter.like(scores))
 
 
 PARTS: dict[Any, Callable[[Call, fx.Node, int], Value]] = {
-    overload("_native_batch_norm_legit_no_training"): _first(_batch_norm),
-    overload("native_layer_norm"): _first(_layer_norm),
-}
-TABLE: Table = {
-    overload("layer_norm"): Rule(_layer_norm),
-    overload("linalg_vector_norm"): Rule(_length),
-    overload("rms_norm"): Rule(_layer_norm),
-    overload("group_norm"): Rule(_group_norm),
-    overload("instance_norm"): Rule(_instance_norm),
-    overload("batch_norm"): Rule(_batch_norm),
-    overload("scaled_dot_product_attention"): Rule(_attention),
+    named("_native_batch_norm_legit_no_training"): _first(_batch_norm),
+    named("native_layer_norm"): _first(_layer_norm),
 }

@@ -10,18 +10,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from backquant.deploy.litert.arithmetic import UNIT
+from backquant.deploy.litert.arithmetic import UNIT, in_steps
 from backquant.deploy.litert.emitter import (
     Call,
-    Rule,
     Table,
     activation,
+    always,
     from_image,
     image,
     image_output,
@@ -35,8 +36,9 @@ from backquant.deploy.litert.lowered_values import (
     last,
     without,
 )
-from backquant.deploy.litert.network import Scales, Tensor
-from backquant.operators import overload
+from backquant.deploy.litert.network import LIMITS, Scales, Tensor, has_free
+
+TABLE = Table()
 
 # Padding of images: what kernels do themselves (``SAME``), and what an operator before them does.
 
@@ -49,11 +51,11 @@ def same_padding(
 ) -> Amounts | None:
     """What ``SAME`` adds before and after height and width; ``None`` where these are free.
 
-    >>> image = Tensor("x", (1, 8, 9, 3), (1, 8, 9, 3), "FLOAT32")
+    >>> image = Tensor("x", (1, 8, 9, 3), "FLOAT32")
     >>> same_padding(image, (3, 3), (2, 2), (1, 1))
     ((0, 1), (1, 1))
     """
-    if -1 in source.signature[1:3] and tuple(stride) != (1, 1):
+    if has_free(source.shape[1:3]) and tuple(stride) != (1, 1):
         return None
     amounts = []
     for n, k, s, d in zip(source.shape[1:3], kernel, stride, dilation, strict=True):
@@ -78,12 +80,11 @@ def padded(
     (top, bottom), (left, right) = amounts
     rows = [(0, 0), (top, bottom), (left, right), (0, 0)]
     n, h, w, c = source.shape
-    shape = (n, h + top + bottom, w + left + right, c)
-    made = call.emitter.like(source, shape)
+    made = call.emitter.like(source, (n, h + top + bottom, w + left + right, c))
     inputs = [source, call.emitter.pairs(rows)]
     lowest = value is not None
     if lowest and source.scales is not None:
-        low = -128 if source.dtype == "INT8" else -32768
+        low = LIMITS[source.dtype][0]
         if source.scales.zero_point[0] != low:
             number = constant_tensor("lowest", np.array([low], source.dtype.lower()))
             number.scales = source.scales
@@ -100,26 +101,23 @@ def _window(call: Call, rank: int) -> tuple[tuple[int, int], tuple[int, int], tu
     return kernel, stride, pair(call.arg("padding", 0), rank, of_lines=0)
 
 
-def _pool(code: str) -> Callable[[Call], Value]:
-    def write(call: Call) -> Value:
-        value = call.read("self")
-        rank = len(value.shape)
-        source = image(call, value)
-        if max(pair(call.arg("dilation", 1), rank)) > 1:
-            raise UnsupportedError("a dilated pooling")
-        made = image_output(call)
-        kernel, stride, padding = _window(call, rank)
-        amounts = _amounts(source.shape[1:3], made.shape[1:3], kernel, stride, padding)
+def _pool(code: str, call: Call) -> Value:
+    value = call.read("self")
+    rank = len(value.shape)
+    source = image(call, value)
+    if max(pair(call.arg("dilation", 1), rank)) > 1:
+        raise UnsupportedError("a dilated pooling")
+    made = image_output(call)
+    kernel, stride, padding = _window(call, rank)
+    amounts = _amounts(source.shape[1:3], made.shape[1:3], kernel, stride, padding)
+    if code == "MAX_POOL_2D":
         same = same_padding(source, kernel, stride, (1, 1))
-        if code == "MAX_POOL_2D":
-            source, how = padded(call, source, amounts, same, -math.inf)
-        else:
-            source, how = padded(call, source, amounts, None)
-        options = _pool_options(kernel, stride, how, activation(call))
-        call.emitter.emit(code, (source,), made, **options)
-        return from_image(call, made, rank)
-
-    return write
+        source, how = padded(call, source, amounts, same, -math.inf)
+    else:
+        source, how = padded(call, source, amounts, None)
+    options = _pool_options(kernel, stride, how, activation(call))
+    call.emitter.emit(code, (source,), made, **options)
+    return from_image(call, made, rank)
 
 
 def _pool_options(
@@ -141,35 +139,30 @@ def _amounts(
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
-) -> tuple[tuple[int, int], tuple[int, int]]:
+) -> Amounts:
     """What is added before and after height and width; a result rounded up reads beyond the end."""
     rows = []
     for n, out, k, s, pad in zip(sizes, wanted, kernel, stride, padding, strict=True):
-        reach = (out - 1) * s + k
-        beyond = max(pad, reach - n - pad) if reach - n - pad > pad else pad
-        rows.append((pad, beyond))
+        rows.append((pad, max(pad, (out - 1) * s + k - n - pad)))
     return rows[0], rows[1]
 
 
 def _averages_as_the_format(call: Call) -> bool:
     """Rule 1, for what cannot be said with an operator before the kernel."""
-    if call.arg("divisor_override") is not None:
+    if call.arg("divisor_override") is not None or call.arg("ceil_mode", False):
         return False
-    if call.arg("ceil_mode", False):
-        return False
-    rank = len(call.shape)
-    _, _, padding = _window(call, rank)
+    _, _, padding = _window(call, len(call.shape))
     return bool(call.arg("count_include_pad", True)) or not any(padding)
 
 
+@TABLE.rule("avg_pool1d avg_pool2d", _averages_as_the_format, keeps=True)
 def _average(call: Call) -> Value:
-    made = _pool("AVERAGE_POOL_2D")(call)
+    made = _pool("AVERAGE_POOL_2D", call)
     if _averages_as_the_format(call):
         return made
-    shape = call.read("self").shape
-    if -1 in call.signature[2:]:
+    if has_free(call.shape[2:]):
         raise UnsupportedError("an average of a free size that divides by other counts")
-    factor = Constant("counts", _divided_otherwise(call, shape))
+    factor = Constant("counts", _divided_otherwise(call, call.read("self").shape))
     counts = call.emitter.laid(call.emitter.constant(factor, None, ""), made.layout)
     return call.emit("MUL", (made.tensor, counts), made.layout)
 
@@ -191,48 +184,6 @@ def _divided_otherwise(call: Call, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.as_tensor(wanted / counted.reshape(wanted.shape))
 
 
-def _adaptive(call: Call) -> Value:
-    """Rule 2."""
-    value = call.read("self")
-    rank = len(value.shape)
-    if call.shape[2:] == (1,) * (rank - 2):
-        return _reduced("MEAN", call, list(range(2, rank)), keep=True)
-    source = image(call, value)
-    if -1 in source.signature[1:3]:
-        raise UnsupportedError("an adaptive average of a free size")
-    made = image_output(call)
-    axes = list(zip(source.shape[1:3], made.shape[1:3], strict=True))
-    if any(n % out for n, out in axes):
-        return from_image(call, _by_matrices(call, source, made), rank)
-    windows = [n // out for n, out in axes]
-    call.emitter.emit(
-        "AVERAGE_POOL_2D", (source,), made, **_pool_options(windows, windows, 1, activation(call))
-    )
-    return from_image(call, made, rank)
-
-
-def _by_matrices(call: Call, source: Tensor, made: Tensor) -> Tensor:
-    """Averages over windows of several sizes: along each axis a product with a matrix."""
-    n, h, w, c = source.shape
-    batch = source.signature[0]
-    rows, columns = made.shape[1:3]
-    emitter = call.emitter
-    flat = emitter.reshape(source, (n, h, w * c), (batch, h, w * c))
-    halfway = emitter.like(flat, (n, rows, w * c))
-    emitter.emit("BATCH_MATMUL", (_averaging(call, h, rows), flat), halfway)
-    lines = emitter.reshape(halfway, (n * rows, w, c), (-1 if batch == -1 else n * rows, w, c))
-    done = emitter.like(lines, (n * rows, columns, c))
-    emitter.emit("BATCH_MATMUL", (_averaging(call, w, columns), lines), done)
-    return emitter.reshape(done, made.shape, made.signature)
-
-
-def _averaging(call: Call, size: int, outputs: int) -> Tensor:
-    """The matrix, for a batch of one, that averages ``size`` places to ``outputs``."""
-    eye = torch.eye(size).unsqueeze(0)
-    matrix = torch.nn.functional.adaptive_avg_pool1d(eye, outputs).transpose(1, 2)
-    return call.emitter.constant(Constant("windows", matrix), None, "").tensor
-
-
 def _whole_windows(call: Call) -> bool:
     held = call.held(call.args["self"])
     sizes = held.integers.shape if hasattr(held, "integers") else ()
@@ -244,8 +195,49 @@ def _several(call: Call) -> bool:
     return any(size > 1 for size in call.shape[2:])
 
 
+@TABLE.rule("adaptive_avg_pool1d adaptive_avg_pool2d", _whole_windows, keeps=_several)
+def _adaptive(call: Call) -> Value:
+    """Rule 2."""
+    value = call.read("self")
+    rank = len(value.shape)
+    if not _several(call):
+        return _reduced("MEAN", call, range(2, rank), keep=True)
+    source = image(call, value)
+    if has_free(source.shape[1:3]):
+        raise UnsupportedError("an adaptive average of a free size")
+    made = image_output(call)
+    axes = list(zip(source.shape[1:3], made.shape[1:3], strict=True))
+    if any(n % out for n, out in axes):
+        return from_image(call, _by_matrices(call, source, made), rank)
+    windows = [n // out for n, out in axes]
+    options = _pool_options(windows, windows, VALID, activation(call))
+    call.emitter.emit("AVERAGE_POOL_2D", (source,), made, **options)
+    return from_image(call, made, rank)
+
+
+def _by_matrices(call: Call, source: Tensor, made: Tensor) -> Tensor:
+    """Averages over windows of several sizes: along each axis a product with a matrix."""
+    n, h, w, c = source.shape
+    rows, columns = made.shape[1:3]
+    emitter = call.emitter
+    flat = emitter.reshape(source, (n, h, w * c))
+    halfway = emitter.like(flat, (n, rows, w * c))
+    emitter.emit("BATCH_MATMUL", (_averaging(call, h, rows), flat), halfway)
+    lines = emitter.reshape(halfway, (n * rows, w, c))
+    done = emitter.like(lines, (n * rows, columns, c))
+    emitter.emit("BATCH_MATMUL", (_averaging(call, w, columns), lines), done)
+    return emitter.reshape(done, made.shape)
+
+
+def _averaging(call: Call, size: int, outputs: int) -> Tensor:
+    """The matrix, for a batch of one, that averages ``size`` places to ``outputs``."""
+    eye = torch.eye(size).unsqueeze(0)
+    matrix = torch.nn.functional.adaptive_avg_pool1d(eye, outputs).transpose(1, 2)
+    return call.emitter.constant(Constant("windows", matrix), None, "").tensor
+
+
 def _reduced(code: str, call: Call, axes: Sequence[int], keep: bool) -> Value:
-    value = call.read("input" if "input" in call.args else "self")
+    value = call.source
     rank = len(value.shape)
     axes = [axis % rank for axis in axes]
     places = sorted(value.layout.index(axis) for axis in axes)
@@ -255,119 +247,72 @@ def _reduced(code: str, call: Call, axes: Sequence[int], keep: bool) -> Value:
     )
 
 
-def _reduction(code: str) -> Callable[[Call], Value]:
-    def write(call: Call) -> Value:
-        given = call.arg("dim")
-        rank = len(call.read("input" if "input" in call.args else "self").shape)
-        chosen = [given] if isinstance(given, int) else list(given or range(rank))
-        return _reduced(code, call, chosen, bool(call.arg("keepdim", False)))
-
-    return write
+def _reduction(code: str, call: Call) -> Value:
+    given = call.arg("dim")
+    chosen = [given] if isinstance(given, int) else given or range(len(call.source.shape))
+    return _reduced(code, call, chosen, bool(call.arg("keepdim", False)))
 
 
-def _softmax(code: str) -> Callable[[Call], Value]:
+def _softmax(code: str, call: Call, **options: Any) -> Value:
     """Rule 3."""
+    value = call.read("self")
+    rank = len(value.shape)
+    axis = call.arg("dim") % rank
+    layout = value.layout if value.layout[-1] == axis else last(rank, axis)
+    return call.emit(code, (call.emitter.laid(value, layout),), layout, **options)
 
-    def write(call: Call) -> Value:
-        value = call.read("self")
-        rank = len(value.shape)
-        axis = call.arg("dim") % rank
-        layout = value.layout if value.layout[-1] == axis else last(rank, axis)
-        source = call.emitter.laid(value, layout)
-        options = {"beta": 1.0} if code == "SOFTMAX" else {}
-        return call.emit(code, (source,), layout, **options)
 
-    return write
+def _resize(code: str, call: Call) -> Value:
+    value = call.source
+    if len(value.shape) != 4:
+        raise UnsupportedError(f"resizing {len(value.shape)} axes")
+    source = image(call, value)
+    made = image_output(call)
+    corners = bool(call.arg("align_corners", False))
+    options = {"alignCorners": corners, "halfPixelCenters": not corners}
+    if code == "RESIZE_NEAREST_NEIGHBOR":
+        options = dict.fromkeys(options, False)
+    if has_free(made.shape[1:3]):
+        raise UnsupportedError("resizing to a free size")
+    sizes = call.emitter.integers(made.shape[1:3])
+    call.emitter.emit(code, (source, sizes), made, **options)
+    return from_image(call, made, 4)
+
+
+def _place_of_most(code: str, call: Call) -> Value:
+    value, axis = call.read("self"), call.arg("dim")
+    if axis is None:
+        raise UnsupportedError("the place of the largest of all values")
+    axis %= len(value.shape)
+    keep = bool(call.arg("keepdim", False))
+    layout = value.layout if keep else without(value.layout, [axis])
+    place = call.emitter.integers([value.layout.index(axis)], "axis")
+    out = call.output(layout)
+    left = zip(value.tensor.shape, value.layout, strict=True)
+    made = call.emitter.like(out, [n for n, each in left if each != axis]) if keep else out
+    call.emitter.emit(code, (value.tensor, place), made, outputType=4)
+    return Value(call.emitter.reshape(made, out.shape) if keep else made, layout)
+
+
+@TABLE.rule("cumsum")
+def _cumsum(call: Call) -> Value:
+    value = call.read("self")
+    axis = call.arg("dim") % len(value.shape)
+    place = Constant("axis", torch.tensor(value.layout.index(axis), dtype=torch.int32))
+    inputs = (value.tensor, call.emitter.constant(place, None, "").tensor)
+    return call.emit("CUMSUM", inputs, value.layout)
 
 
 _LOG_UNIT = {"INT8": Scales.one(16 / 256, 127)}
 
-
-def _fixed(scales: dict[str, Scales]) -> Callable[[Call], bool]:
-    return lambda call: call.scales == scales.get(call.dtype)
-
-
-def _resize(code: str) -> Callable[[Call], Value]:
-    def write(call: Call) -> Value:
-        value = call.read("self" if "self" in call.args else "input")
-        if len(value.shape) != 4:
-            raise UnsupportedError(f"resizing {len(value.shape)} axes")
-        source = image(call, value)
-        made = image_output(call)
-        corners = bool(call.arg("align_corners", False))
-        if code == "RESIZE_NEAREST_NEIGHBOR":
-            options = {"alignCorners": False, "halfPixelCenters": False}
-        else:
-            options = {"alignCorners": corners, "halfPixelCenters": not corners}
-        if -1 in made.signature[1:3]:
-            raise UnsupportedError("resizing to a free size")
-        sizes = call.emitter.integers(made.shape[1:3])
-        call.emitter.emit(code, (source, sizes), made, **options)
-        return from_image(call, made, 4)
-
-    return write
-
-
-def _arg(code: str) -> Callable[[Call], Value]:
-    def write(call: Call) -> Value:
-        value = call.read("self")
-        axis = call.arg("dim")
-        if axis is None:
-            raise UnsupportedError("the place of the largest of all values")
-        axis %= len(value.shape)
-        keep = bool(call.arg("keepdim", False))
-        layout = without(value.layout, [axis])
-        place = call.emitter.integers([value.layout.index(axis)], "axis")
-        out = call.output(value.layout if keep else layout)
-        shape = tuple(n for i, n in enumerate(value.tensor.shape) if value.layout[i] != axis)
-        signature = tuple(
-            n for i, n in enumerate(value.tensor.signature) if value.layout[i] != axis
-        )
-        made = call.emitter.like(out, shape, signature=signature) if keep else out
-        call.emitter.emit(code, (value.tensor, place), made, outputType=4)
-        if keep:
-            made = call.emitter.reshape(made, out.shape, out.signature)
-        return Value(made, value.layout if keep else layout)
-
-    return write
-
-
-def _cumsum(call: Call) -> Value:
-    value = call.read("self")
-    axis = call.arg("dim") % len(value.shape)
-    place = call.emitter.constant(
-        Constant("axis", torch.tensor(value.layout.index(axis), dtype=torch.int32)), None, ""
-    )
-    return call.emit("CUMSUM", (value.tensor, place.tensor), value.layout)
-
-
-def _all(_: Call) -> bool:
-    return True
-
-
-def _int8_mean(call: Call) -> bool:
-    return len(call.shape) <= 4
-
-
-TABLE: Table = {
-    overload("max_pool1d"): Rule(_pool("MAX_POOL_2D"), _all, keeps=True, fuses=True),
-    overload("max_pool2d"): Rule(_pool("MAX_POOL_2D"), _all, keeps=True, fuses=True),
-    overload("avg_pool1d"): Rule(_average, _averages_as_the_format, keeps=True),
-    overload("avg_pool2d"): Rule(_average, _averages_as_the_format, keeps=True),
-    overload("adaptive_avg_pool1d"): Rule(_adaptive, _whole_windows, keeps=_several),
-    overload("adaptive_avg_pool2d"): Rule(_adaptive, _whole_windows, keeps=_several),
-    overload("mean", "dim"): Rule(_reduction("MEAN"), _int8_mean),
-    overload("sum", "dim_IntList"): Rule(_reduction("SUM")),
-    overload("amax"): Rule(_reduction("REDUCE_MAX")),
-    overload("amin"): Rule(_reduction("REDUCE_MIN")),
-    overload("argmax"): Rule(_arg("ARG_MAX")),
-    overload("argmin"): Rule(_arg("ARG_MIN")),
-    overload("cumsum"): Rule(_cumsum),
-    overload("softmax", "int"): Rule(_softmax("SOFTMAX"), _fixed(UNIT)),
-    overload("_softmax"): Rule(_softmax("SOFTMAX"), _fixed(UNIT)),
-    overload("log_softmax", "int"): Rule(_softmax("LOG_SOFTMAX"), _fixed(_LOG_UNIT)),
-    overload("upsample_nearest2d", "vec"): Rule(
-        _resize("RESIZE_NEAREST_NEIGHBOR"), _all, keeps=True
-    ),
-    overload("upsample_bilinear2d", "vec"): Rule(_resize("RESIZE_BILINEAR"), _all, keeps=True),
-}
+TABLE.add("max_pool1d max_pool2d", partial(_pool, "MAX_POOL_2D"), always, keeps=True, fuses=True)
+TABLE.add("mean.dim", partial(_reduction, "MEAN"), lambda call: len(call.shape) <= 4)
+TABLE.add("sum.dim_IntList", partial(_reduction, "SUM"))
+TABLE.add("amax", partial(_reduction, "REDUCE_MAX"))
+TABLE.add("amin", partial(_reduction, "REDUCE_MIN"))
+TABLE.add("argmax", partial(_place_of_most, "ARG_MAX"))
+TABLE.add("argmin", partial(_place_of_most, "ARG_MIN"))
+TABLE.add("softmax.int _softmax", partial(_softmax, "SOFTMAX", beta=1.0), partial(in_steps, UNIT))
+TABLE.add("log_softmax.int", partial(_softmax, "LOG_SOFTMAX"), partial(in_steps, _LOG_UNIT))
+TABLE.add("upsample_nearest2d.vec", partial(_resize, "RESIZE_NEAREST_NEIGHBOR"), always, keeps=True)
+TABLE.add("upsample_bilinear2d.vec", partial(_resize, "RESIZE_BILINEAR"), always, keeps=True)

@@ -32,7 +32,6 @@ from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
 from backquant.graph.silence import quiet
 from backquant.match.plan import Reason
-from backquant.operators import overload
 from backquant.reason_codes import ReasonCode
 
 # What the interpreter runs of a ``.tflite`` file: each operator, its types, and whether XNNPACK takes it.
@@ -199,9 +198,11 @@ def _is_channels_last(content: bytes) -> bool:
 # 1. A linear layer that reads a flattened image with its channels last has the columns of its weight in
 # that order.
 # 2. A matrix whose last two axes are swapped is read so by the kernel.
+TABLE = Table()
 _MOST_AXES = 5  # of the kernel of matrix products
 
 
+@TABLE.rule("linear", has_integer_weight(0), fuses=True)
 def _linear(call: Call) -> Value:
     value = call.read("input")
     rank = len(value.shape)
@@ -233,6 +234,11 @@ def _by_computed(call: Call, source: Tensor, layout: Layout) -> Value:
     return call.emit("BATCH_MATMUL", (source, weight), layout, adjY=True)
 
 
+def _few_axes(call: Call) -> bool:
+    return len(call.shape) <= _MOST_AXES
+
+
+@TABLE.rule("matmul bmm mm", _few_axes)
 def _matmul(call: Call) -> Value:
     second = "mat2" if "mat2" in call.args else "other"
     values = call.read("self"), call.read(second)
@@ -250,24 +256,12 @@ def _matrix(call: Call, value: Value) -> tuple[Tensor, bool]:
     return call.emitter.laid(value, plain(rank)), False
 
 
+@TABLE.rule("embedding")
 def _embedding(call: Call) -> Value:
     rank = len(call.shape)
     places = call.emitter.laid(call.read("indices"), plain(rank - 1))
     return call.emit("GATHER", (call.read("weight").tensor, places), axis=0)
 
-
-def _few_axes(call: Call) -> bool:
-    return len(call.shape) <= _MOST_AXES
-
-
-_PRODUCT = Rule(_matmul, _few_axes)
-TABLE: Table = {
-    overload("linear"): Rule(_linear, has_integer_weight(0), fuses=True),
-    overload("matmul"): _PRODUCT,
-    overload("bmm"): _PRODUCT,
-    overload("mm"): _PRODUCT,
-    overload("embedding"): Rule(_embedding),
-}
 
 #: What LiteRT's kernels have: XNNPACK's, those that round twice, those that round once.
 _ARITHMETIC = (
@@ -376,14 +370,9 @@ def _name(target: Any) -> str:
 TARGET = LiteRTTarget()
 
 # All rules, and the operators that are taken apart first because there is none for them.
-RULES: Table = {
-    **convolutions.TABLE,
-    **TABLE,
-    **arithmetic.TABLE,
-    **moves.TABLE,
-    **norms.TABLE,
-    **pools.TABLE,
-}
+RULES = Table(
+    convolutions.TABLE | TABLE | arithmetic.TABLE | moves.TABLE | norms.TABLE | pools.TABLE
+)
 _PARTS = {**moves.PARTS, **norms.PARTS}
 _OURS = ("quantized_decomposed", "backquant")
 _ROUNDS = 4  # what a decomposition gives may have one itself
