@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.deploy.checkpoints.formats import NamedMethod, PlainHeaders
+from backquant.deploy.checkpoints.formats import Format, Reader
 from backquant.deploy.checkpoints.layer import (
     Activation,
     Layer,
@@ -53,13 +53,13 @@ _IN_UNITS = "tensor_group"  # groups whose scales have one for the tensor
 _MIXED = "mixed-precision"
 
 
-class CompressedTensors(NamedMethod, PlainHeaders):
+class CompressedTensors(Format):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "compressed-tensors"
+    marks = (".weight_packed", ".weight_scale")
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
-        """The tensors of a layer, by what stands behind its path."""
         scheme, scale = layer.scheme, layer.scale
         if scheme.scale_dtype is not None:
             if scheme.bits == 4:
@@ -78,8 +78,7 @@ class CompressedTensors(NamedMethod, PlainHeaders):
             stored["weight_zero_point"] = pack_words(zero.T, scheme.bits).T.contiguous()
         return stored
 
-    def layer(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> Layer:
-        """The inverse of ``tensors``; ``read`` gives a tensor by what stands behind the path."""
+    def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
         if scheme.scale_dtype is not None:
             packed = scheme.bits == 4
             values = unpack_e2m1(read("weight_packed")) if packed else read("weight")
@@ -99,8 +98,7 @@ class CompressedTensors(NamedMethod, PlainHeaders):
             zero = unpack_words(read("weight_zero_point").T.contiguous(), scheme.bits, rows).T
         return from_unsigned(path, scheme.bits, values, scale, zero)
 
-    def shape(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
-        """Output and input features of a layer."""
+    def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
         del path
         if scheme.scale_dtype is not None and scheme.bits == 4:
             rows, half = read("weight_packed").shape
@@ -110,7 +108,6 @@ class CompressedTensors(NamedMethod, PlainHeaders):
         return int(rows), int(columns)
 
     def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
-        """What ``config.json`` says; ``left``: the linear layers that stay float."""
         groups: dict[str, list[str]] = {}
         by_text = {str(scheme): scheme for scheme in schemes.values()}
         for path, scheme in schemes.items():
@@ -130,10 +127,6 @@ class CompressedTensors(NamedMethod, PlainHeaders):
         }
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
-        """What the configuration says of a linear layer, by its path; None: it is float.
-
-        Raises ``ValueError`` for what no record here holds, in words.
-        """
         found = config[self.key]
         ignored = [str(pattern) for pattern in found.get("ignore") or ()]
         groups = [
@@ -149,11 +142,6 @@ class CompressedTensors(NamedMethod, PlainHeaders):
             return next(iter((*exact, *whole)), None)
 
         return scheme
-
-    def marks(self, names: Iterable[str]) -> list[str]:
-        """The paths of the layers that tensors of these names are of."""
-        ends = (".weight_packed", ".weight_scale")
-        return sorted({name.rpartition(".")[0] for name in names if name.endswith(ends)})
 
 
 def _names(pattern: str, path: str) -> bool:
@@ -171,7 +159,7 @@ def _scales(layer: Layer) -> dict[str, Tensor]:
     return {"weight_scale": parts, "weight_global_scale": layer.unit.reciprocal().reshape(1)}
 
 
-def _read_scales(dtype: torch.dtype, read: Callable[[str], Tensor]) -> tuple[Tensor, Tensor | None]:
+def _read_scales(dtype: torch.dtype, read: Reader) -> tuple[Tensor, Tensor | None]:
     """The inverse: scales in float32, and their unit."""
     stored = read("weight_scale")
     if dtype is torch.float8_e8m0fnu:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -20,79 +21,63 @@ FORMATS = {
 }
 
 
-class Held(Protocol):
-    """How a format stores a ``Layer``, to be read."""
-
-    @property
-    def name(self) -> str: ...
-
-    def layer(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> Layer:
-        """A layer; ``read`` gives a tensor by what stands behind the path."""
-        ...
-
-    def shape(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
-        """Output and input features of a layer, from tensors as ``layer`` reads them."""
-        ...
+#: Gives a tensor of a layer by what stands behind its path.
+Reader = Callable[[str], Tensor]
 
 
-class Format(Held, Protocol):
+class Held(ABC):
+    """How what is called ``name`` stores a ``Layer``, to be read."""
+
+    name: str
+
+    @abstractmethod
+    def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
+        """A layer."""
+
+    @abstractmethod
+    def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
+        """Output and input features of a layer."""
+
+
+class Format(Held):
     """How a format names and packs what a ``Layer`` holds, in both directions.
 
-    ``key``: where in ``config.json`` it says so. What ``tensors`` makes of a layer on ``meta`` has the sizes
-    and dtypes of the real ones.
+    ``key``: where in ``config.json`` it says so. ``marks``: how names of tensors end that only quantized
+    layers have. What ``tensors`` makes of a layer on ``meta`` has the sizes and dtypes of the real ones.
     """
 
-    @property
-    def key(self) -> str: ...
+    key = "quantization_config"
+    marks: tuple[str, ...]
 
+    @abstractmethod
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
-        """The tensors of a layer, by what stands behind its path."""
-        ...
+        """The tensors of a layer, by what stands behind its path; the inverse of ``layer``."""
 
+    @abstractmethod
     def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
-        """What stands under ``key``; ``left``: the linear layers that stay float."""
-        ...
+        """What stands under ``key``; ``left``: the linear layers that stay float. Raises ``ExportError`` for
+        several schemes where the format has one."""
+
+    @abstractmethod
+    def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
+        """What the configuration says of a layer, by its path; None: it is float. Raises ``ValueError`` in
+        words for what no record here holds."""
 
     def metadata(
         self, schemes: Mapping[str, Scheme], sizes: Mapping[str, Tensor]
     ) -> dict[str, str]:
         """What the header of every safetensors file says; ``sizes``: of the source's tensors, by name."""
-        ...
+        del schemes, sizes
+        return {}
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Whether a ``config.json`` is one of this format."""
-        ...
-
-    def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
-        """What the configuration says of a layer, by its path. Raises ``ValueError`` in words."""
-        ...
-
-    def marks(self, names: Iterable[str]) -> list[str]:
-        """The paths of the layers that tensors of these names are of."""
-        ...
-
-
-class NamedMethod:
-    """Of formats whose name is the method that a ``config.json`` states."""
-
-    name: str
-    key = "quantization_config"
-
-    def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Whether a ``config.json`` is one of this format."""
+        """Whether a ``config.json`` is one of this format: most state its name as the method."""
         found = config.get(self.key)
         return isinstance(found, Mapping) and found.get("quant_method") == self.name
 
-
-class PlainHeaders:
-    """Of formats whose files say nothing in their headers."""
-
-    def metadata(
-        self, schemes: Mapping[str, Scheme], sizes: Mapping[str, Tensor]
-    ) -> dict[str, str]:
-        """Nothing."""
-        del schemes, sizes
-        return {}
+    def paths(self, names: Iterable[str]) -> list[str]:
+        """The paths of the layers that tensors of these names are of, by ``marks``."""
+        return sorted({name.rpartition(".")[0] for name in names if name.endswith(self.marks)})
 
 
 def find_format(name: str) -> Format:

@@ -7,7 +7,7 @@ the folder of its float model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backquant.deploy.checkpoints.formats import Held, Reader
 from backquant.deploy.checkpoints.gguf_blocks import BLOCK_TYPES
 from backquant.deploy.checkpoints.gguf_file import FLOATS, GgufFile, Stored
 from backquant.deploy.checkpoints.gguf_model import (
@@ -151,20 +152,18 @@ class GgufSource:
 
 
 @dataclass(frozen=True)
-class GgufLayers:
+class GgufLayers(Held):
     """See ``backquant.deploy.checkpoints.formats.Held``."""
 
     source: GgufSource
     name: str = "gguf"
 
-    def layer(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> Layer:
-        """The layer, bit for bit."""
+    def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
         del scheme
         kind = BLOCK_TYPES[self.source.places[f"{path}{_WEIGHT}"].stored.kind]
         return kind.layer(path, read("weight"), self.source.dtype)
 
-    def shape(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
-        """Output and input features of a layer."""
+    def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
         del scheme, read
         rows, columns = self.source.places[f"{path}{_WEIGHT}"].shape
         return rows, columns

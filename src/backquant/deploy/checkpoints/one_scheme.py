@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.deploy.checkpoints.formats import NamedMethod, PlainHeaders
+from backquant.deploy.checkpoints.formats import Format, Reader
 from backquant.deploy.checkpoints.layer import (
     AWQ_ORDER,
     Layer,
@@ -60,19 +60,6 @@ def minima(layer: Layer) -> Tensor:
     return -layer.unsigned()[1].double() * layer.scale.double()
 
 
-def marked(names: object, end: str) -> list[str]:
-    """The paths before ``end`` among names of tensors.
-
-    >>> marked(["a.qweight", "a.scales", "b.weight"], ".qweight")
-    ['a']
-    """
-    assert isinstance(names, Mapping | list | tuple)
-    return sorted(name.removesuffix(end) for name in names if name.endswith(end))
-
-
-Reader = Callable[[str], Tensor]
-
-
 # AWQ: what AutoAWQ writes (``version: gemm``); vLLM, SGLang and transformers load it.
 #
 # ``qweight`` ``[in, out/8]``: words of eight along the output features, the even ones first. ``qzeros``
@@ -82,13 +69,13 @@ Reader = Callable[[str], Tensor]
 _BITS = 4
 
 
-class Awq(NamedMethod, PlainHeaders):
+class Awq(Format):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "awq"
+    marks = (".qweight",)
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
-        """The tensors of a layer, by what stands behind its path."""
         values, zero = layer.unsigned()
         return {
             "qweight": pack_words(values.T.contiguous(), _BITS, AWQ_ORDER),
@@ -97,20 +84,17 @@ class Awq(NamedMethod, PlainHeaders):
         }
 
     def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
-        """The inverse of ``tensors``."""
         rows, _ = self.shape(path, scheme, read)
         values = unpack_words(read("qweight"), _BITS, rows, AWQ_ORDER).T.contiguous()
         zero = unpack_words(read("qzeros"), _BITS, rows, AWQ_ORDER).T.contiguous()
         return from_unsigned(path, _BITS, values, read("scales").T.contiguous(), zero)
 
     def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
-        """Output and input features of a layer."""
         del path
         columns, words = read("qweight").shape
         return words * 32 // scheme.bits, columns
 
     def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
-        """What ``config.json`` says. Raises ``ExportError`` for several schemes."""
         scheme = only_scheme(schemes, self.name)
         return {
             "quant_method": self.name,
@@ -122,17 +106,12 @@ class Awq(NamedMethod, PlainHeaders):
         }
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
-        """What the configuration says of a layer. Raises ``ValueError`` in words."""
         found = config[self.key]
         version = str(found.get("version", "gemm")).lower()
         if version != "gemm" or int(found["bits"]) != _BITS:
             raise ValueError(f"version {version!r}, {found['bits']} bits")
         scheme = Scheme("uint4", int(found["group_size"]))
         return lambda _: scheme
-
-    def marks(self, names: Iterable[str]) -> list[str]:
-        """The paths of quantized layers."""
-        return marked(list(names), ".qweight")
 
 
 # GPTQ: what GPTQModel and AutoGPTQ write; vLLM, SGLang and transformers load it.
@@ -147,13 +126,13 @@ class Awq(NamedMethod, PlainHeaders):
 _OLD, _NEW = "gptq", "gptq_v2"
 
 
-class Gptq(NamedMethod, PlainHeaders):
+class Gptq(Format):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "gptq"
+    marks = (".qweight",)
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
-        """The tensors of a layer, by what stands behind its path."""
         scheme = layer.scheme
         values, zero = layer.unsigned()
         columns = values.shape[1]
@@ -167,7 +146,6 @@ class Gptq(NamedMethod, PlainHeaders):
         }
 
     def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
-        """The inverse of ``tensors``."""
         rows, columns = self.shape(path, scheme, read)
         values = unpack_words(read("qweight").T.contiguous(), scheme.bits, columns)
         scale = read("scales").T.contiguous()
@@ -181,13 +159,11 @@ class Gptq(NamedMethod, PlainHeaders):
         return from_unsigned(path, scheme.bits, values, scale, None if scheme.symmetric else zero)
 
     def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
-        """Output and input features of a layer."""
         del path
         words, rows = read("qweight").shape
         return rows, words * 32 // scheme.bits
 
     def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
-        """What ``config.json`` says. Raises ``ExportError`` for several schemes."""
         scheme = only_scheme(schemes, self.name)
         rest = sorted(path for path in left if path != "lm_head")
         return {
@@ -202,7 +178,6 @@ class Gptq(NamedMethod, PlainHeaders):
         }
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
-        """What the configuration says of a layer. Raises ``ValueError`` in words."""
         found = config[self.key]
         kind, symmetric = found.get("checkpoint_format", _OLD), bool(found.get("sym", True))
         if kind not in (_OLD, _NEW) or (kind == _OLD) != symmetric:
@@ -212,10 +187,6 @@ class Gptq(NamedMethod, PlainHeaders):
         if any(str(rule).startswith("+:") for rule in found.get("dynamic") or ()):
             raise ValueError("other bits for some layers (dynamic)")
         return lambda _: scheme
-
-    def marks(self, names: Iterable[str]) -> list[str]:
-        """The paths of quantized layers."""
-        return marked(list(names), ".qweight")
 
 
 # MLX: what mlx-lm loads on Apple's machines.
@@ -229,17 +200,15 @@ class Gptq(NamedMethod, PlainHeaders):
 _MODE = "affine"
 
 
-class Mlx(PlainHeaders):
+class Mlx(Format):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "mlx"
+    marks = (".scales",)
     key = "quantization"
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
-        """The tensors of a layer, by what stands behind its path.
-
-        Raises ``ExportError`` where the dtype of the scales does not hold their products with zero points.
-        """
+        # where the dtype of the scales does not hold their products with zero points nothing is rounded
         exact, values = minima(layer), layer.values.to(torch.int32) + layer.offset
         biases = exact.to(layer.scale.dtype)
         rounds = layer.scale.dtype != torch.float32 and not biases.is_meta
@@ -253,34 +222,29 @@ class Mlx(PlainHeaders):
         return {"weight": packed.view(torch.uint32), "scales": layer.scale, "biases": biases}
 
     def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
-        """The inverse of ``tensors``; biases that are no multiples of their scales are minima."""
         _, columns = self.shape(path, scheme, read)
         values = unpack_words(read("weight").view(torch.int32), scheme.bits, columns)
         scale, biases = read("scales"), read("biases")
-        zero = zero_points(scale, biases, scheme.bits)
+        zero = zero_points(scale, biases, scheme.bits)  # None: no multiples of their scales
         if zero is None:
             return Layer(path, scheme.dtype, values, scale, minimum=biases)
         return from_unsigned(path, scheme.bits, values, scale, zero)
 
     def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
-        """Output and input features of a layer."""
         del path
         return len(read("weight")), read("scales").shape[1] * scheme.group_size
 
     def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
-        """What ``config.json`` says."""
         del left  # what has no scales is float
         [(usual, _)] = Counter(map(_words, schemes.values())).most_common(1)
         others = {path: _words(s) for path, s in schemes.items() if _words(s) != usual}
         return {**_entry(usual), **{path: _entry(words) for path, words in others.items()}}
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Whether a ``config.json`` is one of this format."""
         found = config.get(self.key)
         return isinstance(found, Mapping) and "group_size" in found and "bits" in found
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
-        """What the configuration says of a layer. Raises ``ValueError`` in words."""
         found = config[self.key]
 
         def scheme(path: str) -> Scheme | None:
@@ -290,10 +254,6 @@ class Mlx(PlainHeaders):
             return Scheme(f"uint{int(known['bits'])}", int(known["group_size"]))
 
         return scheme
-
-    def marks(self, names: Iterable[str]) -> list[str]:
-        """The paths of quantized layers."""
-        return marked(list(names), ".scales")
 
 
 def _words(scheme: Scheme) -> tuple[int, int]:

@@ -316,7 +316,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> QuantizedCheckpoint:
         )
     try:
         scheme_of = form.scheme_of(source.config)
-        paths = form.marks(source.sizes)
+        paths = form.paths(source.sizes)
         schemes = {path: scheme for path in paths if (scheme := scheme_of(path)) is not None}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(

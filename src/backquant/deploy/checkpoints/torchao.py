@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.deploy.checkpoints.formats import NamedMethod
+from backquant.deploy.checkpoints.formats import Format, Reader
 from backquant.deploy.checkpoints.layer import Activation, Layer, Scheme
 
 _QDATA, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
@@ -41,13 +41,13 @@ def _dtype(name: str) -> dict[str, Any]:
     return _word("torch.dtype", name)
 
 
-class Torchao(NamedMethod):
+class Torchao(Format):
     """See ``backquant.deploy.checkpoints.formats.Format``."""
 
     name = "torchao"
+    marks = (f".{_QDATA}",)
 
     def tensors(self, layer: Layer) -> dict[str, Tensor]:
-        """The tensors of a layer, by what stands behind its path."""
         stored = {_SCALE: layer.scale, _QDATA: layer.values}
         if layer.scheme.row.is_float:
             return stored
@@ -56,8 +56,7 @@ class Torchao(NamedMethod):
         less = {_QDATA: values - middle, _ZERO: zero - middle}
         return stored | {end: tensor.to(torch.int8) for end, tensor in less.items()}
 
-    def layer(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> Layer:
-        """The inverse of ``tensors``. Raises ``ValueError`` for zero points that the configuration denies."""
+    def layer(self, path: str, scheme: Scheme, read: Reader) -> Layer:
         values, scale = read(_QDATA), read(_SCALE)
         if scheme.row.is_float:
             return Layer(path, scheme.dtype, values, scale, activation=scheme.activation)
@@ -70,14 +69,12 @@ class Torchao(NamedMethod):
         raised, zeros = ((part.to(torch.int16) + middle).to(torch.uint8) for part in (values, zero))
         return Layer(path, scheme.dtype, raised, scale, zeros, scheme.activation)
 
-    def shape(self, path: str, scheme: Scheme, read: Callable[[str], Tensor]) -> tuple[int, int]:
-        """Output and input features of a layer."""
+    def shape(self, path: str, scheme: Scheme, read: Reader) -> tuple[int, int]:
         del path, scheme
         rows, columns = read(_QDATA).shape
         return rows, columns
 
     def config(self, schemes: Mapping[str, Scheme], left: Iterable[str]) -> dict[str, Any]:
-        """What ``config.json`` says."""
         made = {path: _config(scheme) for path, scheme in schemes.items()}
         [first, *others] = made.values()
         if any(other != first for other in others):
@@ -93,7 +90,6 @@ class Torchao(NamedMethod):
     def metadata(
         self, schemes: Mapping[str, Scheme], sizes: Mapping[str, Tensor]
     ) -> dict[str, str]:
-        """Of every tensor the class, and how to make it."""
         told = {"tensor_names": json.dumps(list(sizes))}
         for name, size in sizes.items():
             scheme = schemes.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
@@ -102,7 +98,6 @@ class Torchao(NamedMethod):
         return told
 
     def scheme_of(self, config: Mapping[str, Any]) -> Callable[[str], Scheme | None]:
-        """What the configuration says of a layer. Raises ``ValueError`` in words."""
         found = config[self.key]["quant_type"]["default"]
         if found["_type"] != _BY_PATH:
             known = _scheme(found)
@@ -122,11 +117,6 @@ class Torchao(NamedMethod):
             return by_path.get(_DEFAULT)
 
         return scheme
-
-    def marks(self, names: Iterable[str]) -> list[str]:
-        """The paths of quantized layers."""
-        end = f".{_QDATA}"
-        return sorted(name.removesuffix(end) for name in names if name.endswith(end))
 
 
 def _is_plain(scheme: Scheme) -> bool:
