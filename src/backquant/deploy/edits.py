@@ -72,6 +72,40 @@ class AtenCalls:
 Rule = Callable[[Any, AtenCalls], Any]
 
 
+class Rules(dict[Any, Rule]):
+    """Rules by the overload that they are for."""
+
+    def on(self, *targets: Any) -> Callable[[Rule], Rule]:
+        """A decorator of the rule for these: names, as ``named``, or overloads."""
+
+        def register(rule: Rule) -> Rule:
+            self.update((named(t) if isinstance(t, str) else t, rule) for t in targets)
+            return rule
+
+        return register
+
+
+def named(name: str) -> Any:
+    """The overload that ``"add.Scalar"`` stands for, or ``"add"``: its usual one.
+
+    >>> named("add.Scalar"), named("relu")
+    (<OpOverload(op='aten.add', overload='Scalar')>, <OpOverload(op='aten.relu', overload='default')>)
+    """
+    return overload(*name.split("."))
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by the names of its operator's schema and in its order, defaults included.
+
+    >>> program = torch.export.export(torch.nn.Softplus(), (torch.ones(2),))
+    >>> arguments(program.graph.output_node().args[0][0])
+    {'self': input_1, 'beta': 1.0, 'threshold': 20.0}
+    """
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((each.name for each in schema), node.args, strict=False))
+    return {each.name: each.default_value for each in schema} | given | dict(node.kwargs)
+
+
 def rewrite(program: ExportedProgram, rules: Mapping[Any, Rule]) -> None:
     """Apply each rule to every call of its operator, in graph order, in place; what nobody reads goes.
 

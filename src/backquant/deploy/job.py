@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
-from backquant.deploy.edits import AtenCalls, replace
+from backquant.deploy.edits import AtenCalls, arguments, replace
 from backquant.deploy.program import (
     Program,
     decomposed_for_runtimes,
@@ -156,13 +156,12 @@ def choose_where_masked(program: Program) -> Program:
 
 
 def _choose(node: Any) -> None:
-    given = dict(zip(("self", "indices", "values", "accumulate"), node.args, strict=False))
-    given.update(node.kwargs)
-    source, mask, value = given["self"], _mask(given["indices"]), given["values"]
-    if mask is None or given.get("accumulate") or value.meta["val"].dtype != node.meta["val"].dtype:
+    source, indices, value, accumulate = arguments(node).values()
+    mask = _mask(indices)
+    if mask is None or accumulate or value.meta["val"].dtype != node.meta["val"].dtype:
         return
     shape, covered = source.meta["val"].shape, mask.meta["val"].shape
-    first = len(given["indices"]) - 1  # whole axes before those of the mask
+    first = len(indices) - 1  # whole axes before those of the mask
     inner = shape[first + len(covered) :]
     if not _same(shape[first : first + len(covered)], covered):
         return

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,17 +54,12 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from backquant.deploy import edits
-from backquant.deploy.edits import AtenCalls, before, first_only, sizes_of
-from backquant.deploy.executorch.volumes import POOLS, VOLUME_POOLS, VOLUMES
+from backquant.deploy.edits import AtenCalls, Rules, arguments, before, first_only, sizes_of
+from backquant.deploy.executorch.volumes import VOLUMES, product
 from backquant.deploy.executorch.workarounds import (
-    ORDERS,
-    PADS,
-    PARTS,
-    RESIZES,
-    SOFTPLUS,
+    WORKAROUNDS,
     compute_in_float,
     means_of_free_sizes,
-    split_depthwise,
 )
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overload, overloads
@@ -81,11 +77,13 @@ from backquant.operators.aten import cut_windows
 #    positions are all masked then gives the mean of the values, and not 0: the one difference.
 # 3. ``matmul`` of two batches of the same sizes becomes ``bmm``, without an ``expand`` that does nothing.
 
+RULES = Rules()
 _EXPANSIONS = overloads("expand")
 _MOVES = overloads("view", "reshape", "clone")
 _MASKED = 1e30  # exp(-1e30) is 0, and scores are far smaller
 
 
+@RULES.on(*named("matmul").aten)
 def batched_product(node: Any, write: AtenCalls) -> Any:
     """Rule 3, in place; other products stay as they are."""
     one, other = node.args
@@ -94,26 +92,16 @@ def batched_product(node: Any, write: AtenCalls) -> Any:
         return None
     if len(left) == 3:
         return write.bmm(one, other)
-    count = _product(left[:-2])
+    count = product(*left[:-2])
     if not all(isinstance(size, int) for size in (*left[-2:], *right[-2:])):
         return None
     flat = [
         write.reshape(value, [count, *shape[-2:]]) for value, shape in ((one, left), (other, right))
     ]
-    product = write.bmm(*flat)
+    made = write.bmm(*flat)
     sizes = sizes_of(node)
     is_known = all(isinstance(size, int) for size in sizes)
-    return write.reshape(product, sizes) if is_known else None
-
-
-def _product(sizes: Any) -> int:
-    """-1 where one of them is symbolic."""
-    count = 1
-    for size in sizes:
-        if not isinstance(size, int):
-            return -1
-        count *= size
-    return count
+    return write.reshape(made, sizes) if is_known else None
 
 
 @dataclass(frozen=True)
@@ -162,14 +150,11 @@ class AttentionRewriter:
     masks: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, node: Any, write: AtenCalls) -> Any:
-        query, key, value, mask, dropout, causal = (*node.args, None, 0.0, False)[:6]
-        mask = node.kwargs.get("attn_mask", mask)
-        causal = node.kwargs.get("is_causal", causal)
+        query, key, value, mask, dropout, causal, scale, _ = arguments(node).values()
         key, value = _shared(key, value)
         sizes = _Sizes.of(query, key, value)
-        if sizes is None or node.kwargs.get("dropout_p", dropout):
+        if sizes is None or dropout:
             return None
-        scale = node.kwargs.get("scale")
         scale = sizes.depth**-0.5 if scale is None else float(scale)
         flat = write.reshape(query, [sizes.count, sizes.rows, sizes.depth])
         scaled = write.mul(flat, scale)
@@ -221,24 +206,13 @@ def _shared(*repeated: Any) -> tuple[Any, ...]:
         if source.op != "call_function" or source.target not in _EXPANSIONS:
             return repeated
         wide, once = source.meta["val"].shape, source.args[0].meta["val"].shape
-        is_repeated = (
-            len(wide) == 5
-            and once[2] == 1
-            and [*once[:2], *once[3:]]
-            == [
-                *wide[:2],
-                *wide[3:],
-            ]
-        )
-        if not is_repeated or [*shape] != [wide[0], wide[1] * wide[2], *wide[3:]]:
+        if len(wide) != 5 or [*once] != [*wide[:2], 1, *wide[3:]]:
             return repeated
-        found.append(AtenCalls(value).reshape(source.args[0], _without_2(source)))
+        if [*shape] != [wide[0], wide[1] * wide[2], *wide[3:]]:
+            return repeated
+        sizes = sizes_of(source)
+        found.append(AtenCalls(value).reshape(source.args[0], [*sizes[:2], *sizes[3:]]))
     return tuple(found)
-
-
-def _without_2(repeated: Any) -> list[Any]:
-    sizes = sizes_of(repeated)
-    return [*sizes[:2], *sizes[3:]]
 
 
 def _order_in_memory(value: torch.Tensor) -> list[int]:
@@ -254,12 +228,9 @@ def _causal(node: fx.Node, sizes: _Sizes) -> Any:
 
 
 _LINEARS = overloads("linear")
-_RELUS = overloads("relu")
-_ADDITIONS = overloads("add")
 _ARITHMETIC = overloads("add", "sub", "mul")
 _REPEATING = {overload(name, "Tensor") for name in ("add", "sub", "mul", "div")}
 _IMAGE = 4  # axes: sample, channels, rows, columns
-_SUM = overload("sum", "dim_IntList")
 _PAD, _PAD_IN_A_WAY = overload("constant_pad_nd"), overload("pad")
 _VIEWS = overloads("view", "reshape", "flatten")
 _SQUEEZES = overloads("squeeze", "unsqueeze")
@@ -272,16 +243,17 @@ def rewrite(program: ExportedProgram) -> None:
     cut_windows(program.graph)
     for node in list(means_of_free_sizes(program.graph)):
         compute_in_float(node)
-    edits.rewrite(program, _RULES | attention)
+    edits.rewrite(program, RULES | WORKAROUNDS | VOLUMES | attention)
     _pad_in_float(program.graph)
     _dequantize_for_each_reader(program.graph)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
 
 
+@RULES.on(*named("mean").aten)
 def _mean(node: Any, write: AtenCalls) -> Any:
-    source, axes, *more = node.args
-    keep = bool(more[0]) if more else bool(node.kwargs.get("keepdim", False))
+    said = arguments(node)
+    source, axes, keep = said["self"], said.get("dim"), said.get("keepdim")
     rank = source.meta["val"].dim()
     if keep or rank != 4 or not axes or sorted(axis % rank for axis in axes) != [2, 3]:
         return None
@@ -300,10 +272,12 @@ def _rounded(node: fx.Node, value: Any) -> Any:
     return before(node, dequantize, (quantized, *qparams))
 
 
+@RULES.on(*overloads("relu", "hardtanh"))
 def _clip(node: Any, _: AtenCalls) -> None:
     """Rule 9, at ``relu`` or ``hardtanh``."""
     source = node.args[0]
-    rounded_first = _ARITHMETIC - _ADDITIONS if node.target in _RELUS else _ARITHMETIC
+    is_relu = node.target in overloads("relu")
+    rounded_first = _ARITHMETIC - overloads("add") if is_relu else _ARITHMETIC
     if source.target not in rounded_first or len(source.users) != 1:
         return
     if all(is_dequantize(value) for value in source.all_input_nodes):
@@ -345,14 +319,15 @@ def _round_first(node: Any) -> None:
         node.replace_input_with(source, _rounded(node, source))
 
 
+@RULES.on(*_SQUEEZES)
 def _squeeze(node: fx.Node, write: AtenCalls) -> Any:
     _round_first(node)
     return write.view(node.args[0], sizes_of(node))
 
 
+@RULES.on(*overloads("rms_norm"))
 def _rms_norm(node: Any, write: AtenCalls) -> Any:
-    source, sizes, *more = node.args
-    weight, eps = (*more, None, None)[:2]
+    source, sizes, weight, eps = arguments(node).values()
     value = source.meta["val"]
     if len(sizes) != 1 or value.dtype is not torch.float32:
         return None
@@ -362,6 +337,7 @@ def _rms_norm(node: Any, write: AtenCalls) -> Any:
     return scaled if weight is None else write.mul(scaled, weight)
 
 
+@RULES.on(*_VIEWS)
 def _view(node: fx.Node, write: AtenCalls) -> Any:
     _round_first(node)
     sizes = sizes_of(node)
@@ -370,6 +346,7 @@ def _view(node: fx.Node, write: AtenCalls) -> Any:
     return write.view(node.args[0], sizes) if changes else None
 
 
+@RULES.on(*_SOFTMAXES)
 def _softmax(node: Any, write: AtenCalls) -> Any:
     source, axis, *more = node.args
     shape = source.meta["val"].shape
@@ -381,6 +358,7 @@ def _softmax(node: Any, write: AtenCalls) -> Any:
     return write.view(inner, sizes_of(node))
 
 
+@RULES.on(*overloads("prelu"))
 def _prelu(node: fx.Node, write: AtenCalls) -> Any:
     source, weight = node.args
     sizes = sizes_of(node)
@@ -395,6 +373,7 @@ def _prelu(node: fx.Node, write: AtenCalls) -> Any:
     return write.view(inner, sizes)
 
 
+@RULES.on("_native_batch_norm_legit_no_training")
 def _batch_norm(node: Any, write: AtenCalls) -> Any:
     source = node.args[0]
     sizes = sizes_of(source)
@@ -406,15 +385,17 @@ def _batch_norm(node: Any, write: AtenCalls) -> Any:
     return write.view(write.call(operator.getitem, made, 0), sizes)
 
 
+@RULES.on("linalg_vector_norm")
 def _vector_norm(node: Any, write: AtenCalls) -> Any:
     """Rule 12."""
-    source, order, axes, keep = (*node.args, *(None, 2, None, False)[len(node.args) :])[:4]
+    source, order, axes, keep, _ = arguments(node).values()
     if order != 2 or axes is None or node.kwargs or source.meta["val"].dtype is not torch.float32:
         return None
-    total = write.call(_SUM, write.mul(source, source), axes, keep)
+    total = write.call(overload("sum", "dim_IntList"), write.mul(source, source), axes, keep)
     return write.sqrt(total)
 
 
+@RULES.on("pow.Tensor_Scalar")
 def _power(node: Any, write: AtenCalls) -> Any:
     """Rule 12."""
     source, exponent = node.args
@@ -427,9 +408,10 @@ def _power(node: Any, write: AtenCalls) -> Any:
     return write.sqrt(source) if exponent > 0 else write.rsqrt(source)
 
 
+@RULES.on(*overloads("roll"))
 def _roll(node: Any, write: AtenCalls) -> Any:
     """Rule 12, where the sizes are known."""
-    made, shifts, axes = (*node.args, [])[:3]
+    made, shifts, axes = arguments(node).values()
     sizes = made.meta["val"].shape
     if len(axes) != len(shifts) or not all(isinstance(sizes[axis], int) for axis in axes):
         return None
@@ -442,6 +424,7 @@ def _roll(node: Any, write: AtenCalls) -> Any:
     return made
 
 
+@RULES.on(*_EXPANSIONS)
 def _expand(node: Any, _: AtenCalls) -> None:
     """Rule 12: readers that compute with another value of the full size repeat it themselves."""
     source, value = node.args[0], node.meta["val"]
@@ -456,6 +439,7 @@ def _expand(node: Any, _: AtenCalls) -> None:
             user.replace_input_with(node, source)
 
 
+@RULES.on(*_REPEATING)
 def _with_number(node: Any, _: AtenCalls) -> None:
     """Rule 15."""
     one, other, *more = node.args
@@ -464,20 +448,15 @@ def _with_number(node: Any, _: AtenCalls) -> None:
 
 
 _LAYOUT_GIVERS = overloads(
-    *(
-        "conv2d",
-        "convolution",
-        "conv_transpose2d",
-        "max_pool2d",
-        "avg_pool2d",
-        "adaptive_avg_pool2d",
-    )
+    *("conv2d", "convolution", "conv_transpose2d", "max_pool2d", "avg_pool2d"),
+    "adaptive_avg_pool2d",
 )
 _LAYOUT_TAKERS = overloads(
     "view", "reshape", "flatten", "squeeze", "unsqueeze", "permute", "linear"
 )
 
 
+@RULES.on(*_LINEARS)
 def _linear(node: Any, write: AtenCalls) -> Any:
     """Rule 18."""
     value, quantized = node.args[0], torch.ops.quantized_decomposed
@@ -502,66 +481,35 @@ def _linear(node: Any, write: AtenCalls) -> Any:
 
 def _made_of_images(node: fx.Node) -> bool:
     """Whether a convolution or pool reaches ``node`` by values of four axes, permuted or not."""
-    seen: set[Any] = set()
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        value = node.meta.get("val")
-        if node in seen or getattr(value, "ndim", 0) != _IMAGE:
-            continue
-        seen.add(node)
-        if node.target in _LAYOUT_GIVERS:
-            return True
-        stack += node.all_input_nodes
-    return False
+
+    def passes(each: fx.Node) -> bool:
+        return getattr(each.meta.get("val"), "ndim", 0) == _IMAGE
+
+    return _reached_by_layout(node, passes, passes)
 
 
 def _follows_convolution(node: fx.Node) -> bool:
     """Whether a value that XNNPACK keeps channels last reaches ``node`` in that layout."""
-    seen: set[Any] = set()
+    return _reached_by_layout(
+        node,
+        lambda each: each.op == "call_function",
+        lambda each: each.target not in _LAYOUT_TAKERS,
+    )
+
+
+def _reached_by_layout(
+    node: fx.Node, counts: Callable[[fx.Node], bool], passes: Callable[[fx.Node], bool]
+) -> bool:
+    """Whether what gives a layout is ``node``, or reaches it by nodes that count and pass it on."""
+    seen: set[fx.Node] = set()
     stack = [node]
     while stack:
-        node = stack.pop()
-        if node in seen or node.op != "call_function":
+        each = stack.pop()
+        if each in seen or not counts(each):
             continue
-        seen.add(node)
-        if node.target in _LAYOUT_GIVERS:
+        seen.add(each)
+        if each.target in _LAYOUT_GIVERS:
             return True
-        if node.target not in _LAYOUT_TAKERS:
-            stack += node.all_input_nodes
+        if passes(each):
+            stack += each.all_input_nodes
     return False
-
-
-_RULES: dict[Any, edits.Rule] = (
-    {
-        each: rule
-        for names, rule in (
-            (named("mean").aten, _mean),
-            ((overload("_native_batch_norm_legit_no_training"),), _batch_norm),
-            (overloads("prelu"), _prelu),
-            (overloads("rms_norm"), _rms_norm),
-            (_SQUEEZES, _squeeze),
-            (_VIEWS, _view),
-            (_SOFTMAXES, _softmax),
-            (named("matmul").aten, batched_product),
-            (_RELUS, _clip),
-            (overloads("hardtanh"), _clip),
-            ((overload("linalg_vector_norm"),), _vector_norm),
-            ((overload("pow", "Tensor_Scalar"),), _power),
-            (overloads("roll"), _roll),
-            (_EXPANSIONS, _expand),
-            (_REPEATING, _with_number),
-            (_LINEARS, _linear),
-            ((overload("conv2d"),), split_depthwise),
-        )
-        for each in names
-    }
-    | POOLS
-    | PADS
-    | PARTS
-    | ORDERS
-    | RESIZES
-    | SOFTPLUS
-    | VOLUMES
-    | VOLUME_POOLS
-)

@@ -20,9 +20,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls, Rule, apply, before, first_only, sizes_of
+from backquant.deploy.edits import (
+    AtenCalls,
+    Rules,
+    apply,
+    arguments,
+    before,
+    first_only,
+    named,
+    sizes_of,
+)
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 from backquant.operators import overload, overloads
+
+#: The rules by operator.
+VOLUMES = Rules()
 
 # Maxima over axes, and pools, in the spelling of four dimensions that XNNPACK takes. Values stay.
 #
@@ -41,9 +53,10 @@ from backquant.operators import overload, overloads
 _LARGEST, _LARGEST_AND_PLACES = overload("amax"), overload("max", "dim")
 
 
+@VOLUMES.on(_LARGEST, _LARGEST_AND_PLACES)
 def maximum(node: Any, write: AtenCalls) -> Any:
     """Rule 1."""
-    source, axes, keep = (*node.args, *([], False)[len(node.args) - 1 :])[:3]
+    source, axes, keep = arguments(node).values()
     value = source.meta["val"]
     has_places = node.target is _LARGEST_AND_PLACES
     rank = value.dim()
@@ -52,7 +65,7 @@ def maximum(node: Any, write: AtenCalls) -> Any:
         return None
     sizes = list(value.shape)
     low, high = axes[0], axes[-1] + 1
-    four = [1, *(_product(part) for part in (sizes[:low], sizes[low:high], sizes[high:]))]
+    four = [1, *(product(*part) for part in (sizes[:low], sizes[low:high], sizes[high:]))]
     result = (next(iter(node.users)) if has_places else node) if node.users else node
     wanted = sizes_of(result)
     if axes != list(range(low, high)) or not _can_be_viewed(four, wanted):
@@ -62,9 +75,14 @@ def maximum(node: Any, write: AtenCalls) -> Any:
     return write.reshape(write.call(operator.getitem, largest, 0), wanted)
 
 
-def _product(sizes: list[Any]) -> int:
-    """Of sizes that are known; -1 of others."""
-    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else -1
+def product(*sizes: Any) -> int:
+    """Of sizes that are known; -1 where one is free: a symbol, or -1.
+
+    >>> product(2, 3), product(2, -1)
+    (6, -1)
+    """
+    is_known = all(isinstance(size, int) and size != -1 for size in sizes)
+    return math.prod(sizes) if is_known else -1
 
 
 def _can_be_viewed(four: list[int], wanted: list[Any]) -> bool:
@@ -77,6 +95,7 @@ def _is_known(sizes: list[Any]) -> bool:
     return all(isinstance(size, int) for size in sizes) and sizes.count(-1) < 2
 
 
+@VOLUMES.on("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d")
 def pool_of_one_dimension(node: Any, write: AtenCalls) -> Any:
     """Rule 2."""
     source, *windows = node.args
@@ -111,25 +130,23 @@ def without_batch(node: Any, write: AtenCalls) -> Any:
     return write.reshape(made, sizes_of(node))
 
 
+@VOLUMES.on("max_pool2d", "avg_pool2d")
 def pool_of_images(node: Any, write: AtenCalls) -> Any:
     """Rules 4 and 2."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    said = {argument.name: argument.default_value for argument in node.target._schema.arguments}
-    said |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    said = arguments(node)
     given = sizes_of(node.args[0])[-2:]
     if said["ceil_mode"] and _is_known(given) and -1 not in given:
         windows = said["kernel_size"], said["stride"] or said["kernel_size"], said["padding"]
-        two = [_both(sizes) for sizes in (*windows, said.get("dilation", 1))]
-        sides = list(zip(given, *two, strict=True))
-        if all(_ends_inside(*side) for side in sides):
+        two = [_each(sizes, 2) for sizes in (*windows, said.get("dilation", 1))]
+        if all(map(_ends_inside, given, *two)):
             said["ceil_mode"] = False
-            node.args, node.kwargs = tuple(said[name] for name in names), {}
+            node.args, node.kwargs = tuple(said.values()), {}
     return without_batch(node, write)
 
 
-def _both(sizes: Any) -> list[int]:
+def _each(sizes: Any, axes: int) -> list[int]:
     found = [sizes] if isinstance(sizes, int) else list(sizes)
-    return found * 2 if len(found) == 1 else found
+    return found * axes if len(found) == 1 else found
 
 
 def _ends_inside(size: int, window: int, step: int, padding: int, dilation: int) -> bool:
@@ -137,6 +154,14 @@ def _ends_inside(size: int, window: int, step: int, padding: int, dilation: int)
     return free >= 0 and free % step == 0
 
 
+_ADAPTIVE_MAXIMUM = named("adaptive_max_pool2d")
+_WINDOWS = {
+    named("adaptive_avg_pool2d"): named("avg_pool2d"),
+    _ADAPTIVE_MAXIMUM: named("max_pool2d"),
+}
+
+
+@VOLUMES.on(*_WINDOWS)
 def adaptive(node: Any, write: AtenCalls) -> Any:
     """Rule 3."""
     if node.target not in _WINDOWS:
@@ -152,26 +177,6 @@ def adaptive(node: Any, write: AtenCalls) -> Any:
     # the mean of all has a kernel of its own, also on integers
     stays = wanted == [1, 1] if node.target is not _ADAPTIVE_MAXIMUM else not first_only(node)
     return None if stays else write.call(_WINDOWS[node.target], source, window, window)
-
-
-_ADAPTIVE_MAXIMUM = overload("adaptive_max_pool2d")
-_WINDOWS = {
-    overload("adaptive_avg_pool2d"): overload("avg_pool2d"),
-    _ADAPTIVE_MAXIMUM: overload("max_pool2d"),
-}
-
-#: The rules by operator.
-POOLS: dict[Any, Rule] = {
-    _LARGEST: maximum,
-    _LARGEST_AND_PLACES: maximum,
-    overload("max_pool2d"): pool_of_images,
-    overload("avg_pool2d"): pool_of_images,
-    **{
-        overload(name): pool_of_one_dimension
-        for name in ("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d")
-    },
-    **dict.fromkeys(_WINDOWS, adaptive),
-}
 
 
 # Pools and resizing of volumes, as ones of their images and then of their depths.
@@ -200,22 +205,14 @@ def can_be_viewed(*nodes: Any) -> bool:
     return all(isinstance(size, int) and size for size in sizes)
 
 
-def product(*sizes: Any) -> int:
-    """Of sizes that are known; -1 where one is free.
-
-    >>> product(2, 3), product(2, -1)
-    (6, -1)
-    """
-    return -1 if -1 in sizes else math.prod(sizes)
-
-
+@VOLUMES.on("max_pool3d", "avg_pool3d")
 def pool(node: fx.Node, write: AtenCalls) -> Any:
     """``max_pool3d`` and ``avg_pool3d``."""
-    said = _arguments(node)
+    said = arguments(node)
     if said.get("divisor_override") is not None:
         return None
     said["stride"] = said["stride"] or said["kernel_size"]
-    windows = {name: _three(said[name]) for name in _NOTHING if name in said}
+    windows = {name: _each(said[name], 3) for name in _NOTHING if name in said}
     more = [said[name] for name in ("ceil_mode", "count_include_pad") if name in said]
     target = overload("max_pool2d" if "dilation" in said else "avg_pool2d")
     made: list[Any] = []
@@ -241,17 +238,6 @@ def pool(node: fx.Node, write: AtenCalls) -> Any:
     return result
 
 
-def _arguments(node: Any) -> dict[str, Any]:
-    schema = node.target._schema.arguments
-    said = {each.name: each.default_value for each in schema}
-    return said | dict(zip(said, node.args, strict=False)) | dict(node.kwargs)
-
-
-def _three(sizes: Any) -> list[int]:
-    found = [sizes] if isinstance(sizes, int) else list(sizes)
-    return found * 3 if len(found) == 1 else found
-
-
 def _one_after_another(node: Any, write: AtenCalls, of_images: _Call, of_depths: _Call) -> Any:
     """What the two calls make of the input of ``node``; ``None``, and nothing, if they cannot."""
     source, result = node.args[0], node
@@ -268,6 +254,7 @@ def _one_after_another(node: Any, write: AtenCalls, of_images: _Call, of_depths:
     return write.reshape(of_depths(write.reshape(images, columns)), sizes_of(result))
 
 
+@VOLUMES.on("adaptive_avg_pool3d", "adaptive_max_pool3d")
 def adaptive_pool(node: Any, write: AtenCalls) -> Any:
     """``adaptive_avg_pool3d``, and ``adaptive_max_pool3d`` where nobody reads the places."""
     depth, *plane = node.args[1]
@@ -291,10 +278,17 @@ def adaptive_pool(node: Any, write: AtenCalls) -> Any:
     return result
 
 
+_RESIZES = {
+    named("upsample_nearest3d.vec"): named("upsample_nearest2d.vec"),
+    named("upsample_trilinear3d.vec"): named("upsample_bilinear2d.vec"),
+}
+
+
+@VOLUMES.on(*_RESIZES)
 def resize(node: Any, write: AtenCalls) -> Any:
     """``upsample_nearest3d`` and ``upsample_trilinear3d``."""
-    sizes, *corners, factors = (*node.args[1:], None)[: len(node.target._schema.arguments) - 1]
-    target = overload(_RESIZES[node.target], "vec")
+    _, sizes, *corners, factors = arguments(node).values()
+    target = _RESIZES[node.target]
 
     def of_images(images: Any) -> Any:
         return write.call(target, images, sizes and sizes[1:], *corners, factors and factors[1:])
@@ -310,23 +304,9 @@ def resize(node: Any, write: AtenCalls) -> Any:
     return _one_after_another(node, write, of_images, of_depths)
 
 
-_RESIZES = {
-    overload("upsample_nearest3d", "vec"): "upsample_nearest2d",
-    overload("upsample_trilinear3d", "vec"): "upsample_bilinear2d",
-}
-
-#: The rules by operator.
-VOLUME_POOLS: dict[Any, Rule] = {
-    overload("max_pool3d"): pool,
-    overload("avg_pool3d"): pool,
-    overload("adaptive_avg_pool3d"): adaptive_pool,
-    overload("adaptive_max_pool3d"): adaptive_pool,
-    **dict.fromkeys(_RESIZES, resize),
-}
 _BY_DEPTH = [0, 2, 1, 3, 4]  # samples and depths first, or back
 _BETWEEN = frozenset({*overloads("relu"), *overloads("hardtanh")})
 _TRANSPOSED = overload("conv_transpose2d", "input")
-_CONV, _PADDED_BY_NAME = overload("conv3d"), overload("conv3d", "padding")
 _MOVES = {overload(name) for name in ("contiguous", "permute", "reshape")}
 _END = torch.iinfo(torch.int64).max
 
@@ -340,10 +320,10 @@ class _Moves(AtenCalls):
         return made
 
 
+@VOLUMES.on("conv3d", "conv3d.padding")
 def convolution(node: Any, _: AtenCalls) -> None:
     """Rules 1 and 2, of ``conv3d``."""
-    given = (*node.args, *(None, [1] * 3, [0] * 3, [1] * 3, 1)[len(node.args) - 2 :])
-    source, weight, bias, stride, padding, dilation, groups = given
+    source, weight, bias, stride, padding, dilation, groups = arguments(node).values()
     kernel = weight.meta["val"].shape
     if node.kwargs or not can_be_viewed(node, source) or not _is_plain(weight):
         return
@@ -493,10 +473,10 @@ def _as_volume(node: fx.Node, images: Any) -> Any:
     return value if len(wanted) == _VOLUME else write.reshape(value, wanted)
 
 
+@VOLUMES.on("conv_transpose3d.input")
 def transposed(node: Any, _: AtenCalls) -> Any:
     """Rule 3, of ``conv_transpose3d``."""
-    given = (*node.args, *(None, [1] * 3, [0] * 3, [0] * 3, 1, [1] * 3)[len(node.args) - 2 :])
-    source, weight, bias, stride, padding, more, groups, dilation = given
+    source, weight, bias, stride, padding, more, groups, dilation = arguments(node).values()
     inner, outer, depth, *window = weight.meta["val"].shape
     first = (depth - 1) * dilation[0] - padding[0]
     if node.kwargs or not can_be_viewed(node, source) or _is_integer(weight) or first < 0:
@@ -541,11 +521,3 @@ def _between_zeros(write: AtenCalls, images: Any, step: int, start: int, end: in
         images = write.reshape(parted, [sizes[0], product(sizes[1], step), *sizes[2:]])
         images = _cut(write, images, 1, 0, 1 - step)
     return _pad(write, images, (start, end))
-
-
-#: The rules by operator.
-VOLUMES: dict[Any, Rule] = {
-    _CONV: convolution,
-    _PADDED_BY_NAME: convolution,
-    overload("conv_transpose3d", "input"): transposed,
-}

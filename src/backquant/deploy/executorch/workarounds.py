@@ -11,25 +11,22 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls, Rule, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, Rules, arguments, replace, sizes_of
 from backquant.lower.qdq import is_dequantize
-from backquant.operators import named, overload
+from backquant.operators import named as known
+from backquant.operators import overload
 
-# ``select``, ``unbind`` and ``split`` as slices: the delegate of ExecuTorch 1.5 lacks the former.
-#
-# A split stays where the delegate would not take its slices: of integers, and of sizes that are free.
-
+WORKAROUNDS = Rules()
 
 # Paddings with negative sizes, which ExecuTorch 1.5 has no kernel for, as slices.
 
-_IN_A_MODE = overload("pad")
 
-
+@WORKAROUNDS.on("constant_pad_nd", "pad")
 def cut(node: Any, write: AtenCalls) -> Any:
     """What a negative size takes off is sliced off; then what others add is put on."""
     source, sizes, *more = node.args
-    mode = more[0] if node.target is _IN_A_MODE and more else node.kwargs.get("mode")
-    if mode not in (None, "constant") or not all(isinstance(size, int) for size in sizes):
+    mode = arguments(node).get("mode", "constant")
+    if mode != "constant" or not all(isinstance(size, int) for size in sizes):
         return None
     if min(sizes, default=0) >= 0:
         return None
@@ -46,12 +43,12 @@ def cut(node: Any, write: AtenCalls) -> Any:
     return value
 
 
-PADS: dict[Any, Rule] = {
-    overload("constant_pad_nd"): cut,
-    _IN_A_MODE: cut,
-}
+# ``select``, ``unbind`` and ``split`` as slices: the delegate of ExecuTorch 1.5 lacks the former.
+#
+# A split stays where the delegate would not take its slices: of integers, and of sizes that are free.
 
 
+@WORKAROUNDS.on(*known("select").aten)
 def one(node: Any, write: AtenCalls) -> Any:
     """``select``."""
     source, axis, index = node.args
@@ -60,9 +57,10 @@ def one(node: Any, write: AtenCalls) -> Any:
     return _one_of(write, source, axis, index % size) if is_known else None
 
 
+@WORKAROUNDS.on(*known("unbind").aten)
 def each(node: Any, _: AtenCalls) -> None:
     """``unbind``."""
-    source, axis = (*node.args, 0)[:2]
+    source, axis = arguments(node).values()
     for item in list(node.users):
         if item.target is operator.getitem:
             replace(item, _one_of(AtenCalls(item), source, axis, item.args[1]))
@@ -74,10 +72,10 @@ def _one_of(write: AtenCalls, source: Any, axis: int, index: int) -> Any:
     return write.reshape(write.slice(source, axis, index, index + 1), sizes_of(write.node))
 
 
+@WORKAROUNDS.on("split.Tensor", "split_with_sizes")
 def pieces(node: Any, _: AtenCalls) -> None:
     """``split``, by a size or by sizes."""
-    source = node.args[0]
-    axis = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    source, _sizes, axis = arguments(node).values()
     value, found = source.meta["val"], node.meta["val"]
     free = not all(isinstance(size, int) for size in value.shape)
     if free or value.dtype is not torch.float32 or any(part.shape[axis] == 0 for part in found):
@@ -93,14 +91,6 @@ def pieces(node: Any, _: AtenCalls) -> None:
         node.graph.erase_node(node)
 
 
-PARTS: dict[Any, Rule] = {
-    **dict.fromkeys(named("select").aten, one),
-    **dict.fromkeys(named("unbind").aten, each),
-    overload("split", "Tensor"): pieces,
-    overload("split_with_sizes"): pieces,
-}
-
-
 # ``sort`` and ``histc``, which ExecuTorch 1.5 has no kernels for, by what it has. Mixtures of experts order
 # tokens by their experts, and count them.
 #
@@ -108,28 +98,25 @@ PARTS: dict[Any, Rule] = {
 #   stays.
 # 2. ``histc`` between two given bounds compares what it counts with the number of each bin.
 
-_THAT_MAY_BE_STABLE = {overload("sort", "stable"), overload("argsort", "stable")}
-_PLACES = {overload("argsort"), overload("argsort", "stable")}
-_SUM = overload("sum", "dim_IntList")
 
-
+@WORKAROUNDS.on("sort", "sort.stable", "argsort", "argsort.stable")
 def order(node: Any, write: AtenCalls) -> Any:
     """Rule 1, also for the places alone (``argsort``)."""
-    source = node.args[0]
-    names = ("stable", "dim", "descending")[node.target not in _THAT_MAY_BE_STABLE :]
-    given = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
-    axis, value = given.get("dim", -1), source.meta["val"]
+    given = arguments(node)
+    source, axis = given["self"], given["dim"]
+    value = source.meta["val"]
     size = value.shape[axis] if value.dim() else None
     if given.get("stable") or not isinstance(size, int):
         return None
-    found = write.topk(source, size, axis, bool(given.get("descending", False)))
-    return write.call(operator.getitem, found, 1) if node.target in _PLACES else found
+    found = write.topk(source, size, axis, bool(given["descending"]))
+    only_places = isinstance(node.meta["val"], torch.Tensor)
+    return write.call(operator.getitem, found, 1) if only_places else found
 
 
+@WORKAROUNDS.on("histc")
 def count(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 2."""
-    given: list[Any] = [*node.args, *(None, 100, 0, 0)[len(node.args) :]]
-    source, bins, low, high = given
+    source, bins, low, high = arguments(node).values()
     if node.kwargs or low >= high or source.meta["val"].dtype is not torch.float32:
         return None
     flat = write.reshape(source, [-1, 1])
@@ -141,13 +128,7 @@ def count(node: fx.Node, write: AtenCalls) -> Any:
     inside = write.call(overload("le", "Scalar"), flat, float(high))
     counted = write.call(overload("logical_and"), falls, inside)
     floats = write.call(overload("_to_copy"), counted, dtype=torch.float32)
-    return write.call(_SUM, floats, [0], False)
-
-
-ORDERS: dict[Any, Rule] = {
-    **dict.fromkeys({overload("sort"), *_THAT_MAY_BE_STABLE, *_PLACES}, order),
-    overload("histc"): count,
-}
+    return write.call(overload("sum", "dim_IntList"), floats, [0], False)
 
 
 # ``softplus`` and ``mish`` by operators that XNNPACK has.
@@ -158,9 +139,10 @@ ORDERS: dict[Any, Rule] = {
 # exact arithmetic and without overflow for any ``x``, all of it stays inside.
 
 
+@WORKAROUNDS.on("softplus")
 def _softplus(node: Any, write: AtenCalls) -> Any:
-    source, beta, _ = (*node.args, 1.0, 20.0)[: max(3, len(node.args))]
-    beta = float(node.kwargs.get("beta", beta))
+    source, beta, _ = arguments(node).values()
+    beta = float(beta)
     if not source.meta["val"].is_floating_point() or beta <= 0:
         return None
     scaled = source if beta == 1 else write.mul(source, beta)
@@ -168,6 +150,7 @@ def _softplus(node: Any, write: AtenCalls) -> Any:
     return value if beta == 1 else write.mul(value, 1 / beta)
 
 
+@WORKAROUNDS.on("mish")
 def _mish(node: Any, write: AtenCalls) -> Any:
     [source] = node.args
     is_float = source.meta["val"].is_floating_point()
@@ -179,12 +162,6 @@ def _written(write: AtenCalls, value: Any) -> Any:
     return write.add(write.relu(value), write.log(write.add(small, 1.0)))
 
 
-SOFTPLUS: dict[Any, Rule] = {
-    overload("softplus"): _softplus,
-    overload("mish"): _mish,
-}
-
-
 # Means of integers with free sizes: in float, and rounded where they are quantized.
 #
 # XNNPACK's mean of integers (ExecuTorch 1.5) keeps the room for its sums that an earlier, smaller call
@@ -192,7 +169,7 @@ SOFTPLUS: dict[Any, Rule] = {
 # between the mean and what it dequantizes, keeps the delegate from computing on integers.
 
 REASON = "XNNPACK's mean of integers is wrong in a larger batch than the one before, where sizes are free"
-_MEANS = frozenset(named("mean").aten)
+_MEANS = frozenset(known("mean").aten)
 _POOLS = frozenset(overload(f"adaptive_avg_pool{dims}d") for dims in (1, 2))
 
 
@@ -219,15 +196,16 @@ def compute_in_float(node: Any) -> None:
 # The delegate of ExecuTorch 1.5 has none, and its other kernels gather sixteen images that are added up: of
 # CrossViT, which resizes its input, most of the time. The matrices are what the operator makes of unit ones.
 
-_ONE, _BY_FACTORS = overload("upsample_bicubic2d"), overload("upsample_bicubic2d", "vec")
+_BICUBIC = overload("upsample_bicubic2d")
 _MOST = 4096  # rows and columns: beyond, sixteen gathers are fewer operations
 
 
+@WORKAROUNDS.on(_BICUBIC, "upsample_bicubic2d.vec")
 def resize(node: Any, write: AtenCalls) -> Any:
     """``upsample_bicubic2d``."""
-    source, _, corners, *scales = node.args
-    if node.target is _BY_FACTORS:
-        scales = (scales[0] if scales else None) or []
+    source, _, corners, *scales = arguments(node).values()
+    if node.target is not _BICUBIC:
+        scales = scales[0] or []
     height, width = (*scales, None, None)[:2]
     before, after = source.meta["val"], node.meta["val"]
     sizes = [*before.shape[2:], *after.shape[2:]]
@@ -238,16 +216,13 @@ def resize(node: Any, write: AtenCalls) -> Any:
 
     def matrix(old: int, new: int, scale: Any) -> Any:
         unit = write.reshape(write.call(overload("eye"), old), [1, 1, old, old])
-        made = write.call(_ONE, unit, [new, old], corners, scale, None)
+        made = write.call(_BICUBIC, unit, [new, old], corners, scale, None)
         return write.reshape(made, [new, old])
 
     columns = write.linear(source, matrix(sizes[1], sizes[3], width))
     turned = write.permute(columns, [0, 1, 3, 2])
     rows = write.linear(turned, matrix(sizes[0], sizes[2], height))
     return write.permute(rows, [0, 1, 3, 2])
-
-
-RESIZES: dict[Any, Rule] = {_ONE: resize, _BY_FACTORS: resize}
 
 
 # Depthwise convolutions in float whose windows are too large for XNNPACK's kernels, as a sum of small ones.
@@ -259,13 +234,11 @@ RESIZES: dict[Any, Rule] = {_ONE: resize, _BY_FACTORS: resize}
 #: Of the largest kernel that XNNPACK has for them.
 MOST_TAPS = 25
 
-_SLICE = overload("slice")
 
-
+@WORKAROUNDS.on("conv2d")
 def split_depthwise(node: Any, write: AtenCalls) -> Any:
     """Replace ``node``, a convolution of images, if it is such a one and all sizes are known."""
-    given = (*node.args, *(None, [1, 1], [0, 0], [1, 1], 1)[len(node.args) - 2 :])
-    source, weight, bias, stride, padding, dilation, groups = given
+    source, weight, bias, stride, padding, dilation, groups = arguments(node).values()
     image, kernel = source.meta["val"], weight.meta["val"]
     height, width = kernel.shape[-2:]
     if weight.op != "placeholder" or kernel.dtype is not torch.float32 or image.dim() != 4:
@@ -296,7 +269,7 @@ def split_depthwise(node: Any, write: AtenCalls) -> Any:
 def _cut(write: AtenCalls, value: Any, axis: int, start: int, end: int) -> Any:
     if (start, end) == (0, value.meta["val"].shape[axis]):
         return value
-    return write.call(_SLICE, value, axis, start, end)
+    return write.slice(value, axis, start, end)
 
 
 def _tiles(height: int, width: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls, before, replace, rewrite
+from backquant.deploy.edits import AtenCalls, arguments, before, named, replace, rewrite
 from backquant.deploy.program import Program
 from backquant.graph import copied_graph
 from backquant.graph.dialect_ops import register_quantized_decomposed
@@ -24,7 +24,6 @@ from backquant.operators import overload, overloads
 # result is said to be longer than it is, and what reads its shape, such as a group norm, stops. Of 2-d
 # ones it is right.
 _CONVOLUTIONS = overloads("conv1d")
-_DEFAULTS = (None, 1, 0, 1, 1)  # bias, stride, padding, dilation, groups
 
 #: What Inductor computes in the same kernel, between a convolution and its quantize node.
 _FUSED = overloads("relu", "hardtanh", "hardswish", "silu", "gelu")
@@ -67,8 +66,7 @@ def _widen(widened: dict[Any, Any], conv: Any, write: AtenCalls) -> None:
     """
     if not _is_integer(conv):
         return
-    given: tuple[Any, ...] = (*conv.args, *_DEFAULTS[len(conv.args) - 2 :])
-    value, weight, bias, stride, padding, dilation, groups = given
+    value, weight, bias, stride, padding, dilation, groups = arguments(conv).values()
     named = isinstance(padding, str)
     sizes = (_pair(stride, 1), padding if named else _pair(padding, 0), _pair(dilation, 1), groups)
     operator = overload("conv2d", "padding" if named else "default")
@@ -138,7 +136,6 @@ def _read_ends(node: Any, write: AtenCalls) -> None:
 # ``offset_dtype`` of another form, and drops it: results are a row and a column short. So the pooling reads
 # the dequantized value through a clamp that changes no value. The pattern does not contain it, and the
 # code that is generated instead is right.
-_CEIL_MODE = 5  # its position in the schema
 
 
 def keep_ceil_mode(program: Program) -> None:
@@ -162,7 +159,7 @@ def keep_ceil_mode(program: Program) -> None:
 
 def _pool_bounded(node: Any, write: AtenCalls) -> None:
     value = node.args[0]
-    if len(node.args) > _CEIL_MODE and node.args[_CEIL_MODE] and is_dequantize(value):
+    if arguments(node)["ceil_mode"] and is_dequantize(value):
         _, scale, zero_point, low, _, _ = value.args
         node.replace_input_with(value, write.clamp_min(value, (low - zero_point - 1) * scale))
 
@@ -250,14 +247,7 @@ def keep_transposed(program: Program) -> None:
 # with zeros, and its kernel refuses it; and it takes none that pads more behind than in front, as ``"same"``
 # does with an even kernel. Such a difference is a padding of its own, of the integers.
 
-_NAMES = ("conv1d", "conv2d")
-_PADDED_CONVOLUTIONS = {
-    each: overload(name, "default")
-    for name in _NAMES
-    for each in overloads(name)
-    if each._overloadname == "padding"
-}
-_PADDING_DEFAULTS = (None, 1, "valid", 1, 1)  # bias, stride, padding, dilation, groups
+_PADDED_CONVOLUTIONS = {named(f"{name}.padding"): named(name) for name in ("conv1d", "conv2d")}
 
 
 def number_paddings(program: Program) -> None:
@@ -276,8 +266,7 @@ def number_paddings(program: Program) -> None:
 
 
 def _number(conv: Any, write: AtenCalls) -> Any:
-    given: tuple[Any, ...] = (*conv.args, *_PADDING_DEFAULTS[len(conv.args) - 2 :])
-    value, weight, bias, stride, padding, dilation, groups = given
+    value, weight, bias, stride, padding, dilation, groups = arguments(conv).values()
     kernel = list(weight.meta["val"].shape[2:])
     rates = _each(dilation, kernel)
     sums = [0 if padding == "valid" else r * (k - 1) for r, k in zip(rates, kernel, strict=True)]
@@ -310,7 +299,6 @@ def _longer(write: AtenCalls, value: Any, more: list[int]) -> Any:
 # orders in memory have the same strides. A weight of zero adds nothing, whatever it is multiplied with.
 
 _ONE_CHANNEL_CONVOLUTIONS = overloads("conv2d", "conv3d")
-_GROUPS = 6  # the place of the argument
 
 
 def with_two_channels(program: Program) -> None:
@@ -338,9 +326,8 @@ def _is_meant(node: fx.Node) -> bool:
     if not (is_dequantize(value) and is_channel_dequantize(weight)):
         return False
     shape = value.meta["val"].shape  # type: ignore[union-attr]
-    in_groups = len(node.args) > _GROUPS and node.args[_GROUPS] != 1
     is_free = any(not isinstance(size, int) for size in shape)
-    return bool(is_free and shape[1] == 1 and not in_groups)
+    return bool(is_free and shape[1] == 1 and arguments(node)["groups"] == 1)
 
 
 def _second_channel(write: AtenCalls, dequantize: Any, widened: dict[Any, Any]) -> Any:

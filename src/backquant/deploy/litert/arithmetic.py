@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from backquant.deploy.edits import arguments
 from backquant.deploy.litert.emitter import (
     Call,
     Emitter,
     Table,
     activation,
     always,
-    bound_arguments,
 )
 from backquant.deploy.litert.lowered_values import Constant, Layout, UnsupportedError, Value, plain
 from backquant.deploy.litert.network import LIMITS, Scales, Tensor
@@ -49,7 +49,7 @@ def bounds(node: fx.Node) -> tuple[float, float]:
         return 0.0, math.inf
     if node.target is overload("relu6"):
         return 0.0, 6.0
-    given = bound_arguments(node)
+    given = arguments(node)
     low = given.get("min_val", given.get("min"))
     high = given.get("max_val", given.get("max"))
     return -math.inf if low is None else float(low), math.inf if high is None else float(high)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from backquant.deploy.edits import arguments, named
 from backquant.deploy.litert.lowered_values import (
     CHANNELS_LAST,
     Constant,
@@ -33,7 +34,6 @@ from backquant.deploy.litert.network import (
     Scales,
     Tensor,
 )
-from backquant.operators import overload
 
 
 class Emitter:
@@ -256,25 +256,6 @@ class Table(dict[Any, Rule]):
         return self.rule(names, always, keeps=True, moves=True)
 
 
-def named(name: str) -> Any:
-    """The overload of a name in a table.
-
-    >>> named("add.Scalar"), named("relu")
-    (<OpOverload(op='aten.add', overload='Scalar')>, <OpOverload(op='aten.relu', overload='default')>)
-    """
-    return overload(*name.split("."))
-
-
-def bound_arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call by the names of the operator's schema, defaults included."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return {}
-    arguments = target._schema.arguments
-    given = dict(zip((each.name for each in arguments), node.args, strict=False))
-    return {each.name: each.default_value for each in arguments} | given | dict(node.kwargs)
-
-
 @dataclass(eq=False)
 class Call:
     """One call. ``integer``: it computes on integers, and its result has ``scales`` and ``dtype``;
@@ -291,7 +272,8 @@ class Call:
     args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.args = bound_arguments(self.node)
+        is_aten = isinstance(self.node.target, torch._ops.OpOverload)
+        self.args = arguments(self.node) if is_aten else {}
 
     # -- what it reads --------------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
+from backquant.deploy.edits import arguments
 from backquant.deploy.litert.arithmetic import clamp_after, fused_clamp, is_clamp
-from backquant.deploy.litert.emitter import Call, Emitter, Rule, Table, bound_arguments
+from backquant.deploy.litert.emitter import Call, Emitter, Rule, Table
 from backquant.deploy.litert.lowered_values import (
     CHANNELS_LAST,
     Constant,
@@ -333,7 +334,7 @@ def _scales(node: fx.Node) -> Scales:
 def _weight_scales(node: fx.Node, lowering: Lowering) -> Scales:
     if is_dequantize(node):
         return _scales(node)
-    given = bound_arguments(node)
+    given = arguments(node)
     scale, zero_point = (lowering.values[given[name]].value for name in ("scales", "zero_points"))
     return Scales(
         tuple(scale.float().tolist()),

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from backquant.deploy.litert.emitter import Call, Table, always, named
+from backquant.deploy.edits import named
+from backquant.deploy.litert.emitter import Call, Table, always
 from backquant.deploy.litert.lowered_values import (
     CHANNELS_LAST,
     Constant,

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.litert.emitter import Call, Emitter, Table, named
+from backquant.deploy.edits import named
+from backquant.deploy.litert.emitter import Call, Emitter, Table
 from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, Value, plain, without
 from backquant.deploy.litert.network import Tensor
 

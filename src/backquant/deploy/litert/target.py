@@ -18,11 +18,12 @@ from torch import fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from backquant.deploy.edits import arguments
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.litert import arithmetic, convolutions, moves, norms, pools
 from backquant.deploy.litert.convolutions import bias_of, has_integer_weight, stored_weight
-from backquant.deploy.litert.emitter import Call, Rule, Table, activation, bound_arguments
+from backquant.deploy.litert.emitter import Call, Rule, Table, activation
 from backquant.deploy.litert.lowered_values import Layout, UnsupportedError, Value, plain
 from backquant.deploy.litert.lowering import FILLED, Lowered, Lowering, RefusedError
 from backquant.deploy.litert.network import CHANNELS_LAST, Array, Tensor, to_bytes
@@ -384,7 +385,7 @@ def _taken(call: Call) -> Value:
     assert isinstance(source, fx.Node) and isinstance(index, int)
     if source.target not in _PARTS:
         raise UnsupportedError("LiteRT has no operator for it")
-    call.args = bound_arguments(source)
+    call.args = arguments(source)
     return _PARTS[source.target](call, source, index)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from backquant.deploy.edits import arguments
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.exporter import exported_to_onnx, name_nodes
 from backquant.deploy.onnx.gemm import (
@@ -248,9 +249,8 @@ def _of_four_bits(job: ExportJob) -> frozenset[str]:
     for node in job.program.exported.graph.nodes:
         if not str(node.target).startswith("quantized_decomposed.dequantize_per_"):
             continue
-        names = [argument.name for argument in node.target._schema.arguments]
-        given = dict(zip(names, node.args, strict=False))
-        low, high = given.get("quant_min", -128), given.get("quant_max", 127)
+        given = arguments(node)
+        low, high = given["quant_min"], given["quant_max"]
         fits = (low >= -8 and high <= 7) or (low >= 0 and high <= 15)
         if fits and given["input"].op == "placeholder":
             found.add(job.program.origins.get(node.name, ""))
