@@ -250,7 +250,7 @@ def _of_four_bits(job: ExportJob) -> frozenset[str]:
         if not str(node.target).startswith("quantized_decomposed.dequantize_per_"):
             continue
         given = arguments(node)
-        low, high = given["quant_min"], given["quant_max"]
+        low, high = given.get("quant_min", -128), given.get("quant_max", 127)
         fits = (low >= -8 and high <= 7) or (low >= 0 and high <= 15)
         if fits and given["input"].op == "placeholder":
             found.add(job.program.origins.get(node.name, ""))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from backquant.deploy.tensorrt.rules import RULES
-from backquant.deploy.tensorrt.view import Finding, GraphView, graph_views
+from backquant.deploy.tensorrt.view import Finding, graph_views
 from backquant.errors import ExportError, MissingExtraError, UsageError
 
 _ORDER = {"error": 0, "advice": 1}
@@ -48,17 +47,9 @@ def check_onnx(model: str | os.PathLike[str] | Any) -> list[Finding]:
             where="check_onnx",
         )
     loaded, folder = _loaded(model)
-    found = [finding for view in graph_views(loaded, folder) for finding in _findings(view)]
+    views = list(graph_views(loaded, folder))
+    found = [found for view in views for rule in RULES for found in rule.findings(view)]
     return sorted(found, key=lambda finding: _ORDER[finding.severity])
-
-
-def _findings(view: GraphView) -> Iterable[Finding]:
-    for rule in RULES:
-        for hit in rule.check(view):
-            citation = rule.source
-            yield Finding(
-                rule.id, rule.severity, hit.node, hit.what, hit.expected, hit.found, citation
-            )
 
 
 def _loaded(model: Any) -> tuple[Any, Path | None]:

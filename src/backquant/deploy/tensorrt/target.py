@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,13 +22,18 @@ from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.exporter import origin_of, origins_of
 from backquant.deploy.target import Requirement
 from backquant.deploy.tensorrt.check import check_onnx
-from backquant.deploy.tensorrt.qparam_rules import FLOAT8
-from backquant.deploy.tensorrt.view import JOINED, MOVING, WEIGHTED, Finding, GraphView, graph_views
+from backquant.deploy.tensorrt.rules import FLOAT8
+from backquant.deploy.tensorrt.view import (
+    JOINED,
+    MOVING,
+    WEIGHTED,
+    Finding,
+    GraphView,
+    Node,
+    graph_views,
+)
 from backquant.errors import EngineError, ExportError
 from backquant.match.plan import Reason
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 # Engines that TensorRT builds from an ONNX file, on the GPU of this machine.
 #
@@ -323,27 +328,27 @@ def kernels_of(view: GraphView, origins: dict[str, str]) -> Iterator[TargetKerne
     ``origins`` names the reference graph's node behind each node and tensor of the file.
     """
     for node in view.nodes:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        if node.kind in ("QuantizeLinear", "DequantizeLinear"):
             continue
-        origin = origins.get(node.name, "")
+        origin = origins.get(node.proto.name, "")
         dtype = _node_precision(view, node)
         nodes = (origin,) if origin else ()
-        yield TargetKernel(node.op_type, nodes, dtype, dtype != "float32")
+        yield TargetKernel(node.kind, nodes, dtype, dtype != "float32")
 
 
-def _node_precision(view: GraphView, node: NodeProto) -> str:
+def _node_precision(view: GraphView, node: Node) -> str:
     """``int8`` or ``float8`` where every value that is no constant is dequantized, or joined."""
-    if node.op_type not in _QUANTIZABLE:
+    if node.kind not in _QUANTIZABLE:
         return "float32"
-    last = 2 if node.op_type in WEIGHTED else len(node.input)
-    behind: set[int] = set()
-    for name in node.input[:last]:
+    last = 2 if node.kind in WEIGHTED else len(node.inputs)
+    behind: set[str] = set()
+    for name in node.inputs[:last]:
         kernel, maker = view.kernel_of(name), view.dequantize_behind(name)
         if kernel is not None:
-            maker = view.dequantize_behind(kernel.input[0])
+            maker = view.dequantize_behind(kernel.inputs[0])
         if maker is not None:
-            behind.add(view.element_type(view.input(maker, 0)))
-        elif node.op_type in WEIGHTED or not _constant(view, name):
+            behind.add(view.element_type(maker.input(0)))
+        elif node.kind in WEIGHTED or not _constant(view, name):
             return "float32"
     if not behind:
         return "float32"

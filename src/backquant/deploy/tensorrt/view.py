@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from backquant.errors import ExportError
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -26,7 +23,7 @@ JOINED = frozenset({"BatchNormalization", "Clip", "LeakyRelu", "Relu"})
 # operators that move values: what is quantized before them is quantized behind them (DepthToSpace and
 # SpaceToDepth are shuffle layers in TensorRT's importer of ONNX files, as Reshape and Transpose are)
 MOVING = frozenset(
-    {
+    [
         "DepthToSpace",
         "Flatten",
         "Identity",
@@ -37,8 +34,43 @@ MOVING = frozenset(
         "Squeeze",
         "Transpose",
         "Unsqueeze",
-    }
+    ]
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operator. ``inputs``, ``outputs``: names of values; an input that is left out has none."""
+
+    kind: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    proto: Any
+
+    @classmethod
+    def of(cls, proto: Any) -> Node:
+        """The operator of a ``NodeProto``, named after its first output where it has no name."""
+        name = proto.name or (proto.output[0] if proto.output else proto.op_type)
+        return cls(proto.op_type, str(name), tuple(proto.input), tuple(proto.output), proto)
+
+    def input(self, index: int) -> str:
+        """The name of an input; empty where it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute's value, or ``default``."""
+        from onnx.helper import get_attribute_value
+
+        for attribute in self.proto.attribute:
+            if attribute.name == name:
+                return get_attribute_value(attribute)
+        return default
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether one scale serves a block of values."""
+        return bool(self.attribute("block_size", 0))
 
 
 class GraphView:
@@ -52,37 +84,29 @@ class GraphView:
     ) -> None:
         self.opset, self.outer = opset, outer
         self._folder = folder
-        self.nodes = [node for node in graph.node if node.op_type != "Constant"]
+        self.nodes = [Node.of(node) for node in graph.node if node.op_type != "Constant"]
         self.outputs = {value.name for value in graph.output}
         self._constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant":
                 self._constants.update(_constant(node))
-        self._producers = {name: node for node in self.nodes for name in node.output}
-        self._readers: dict[str, list[Any]] = {}
-        for node in self.nodes:
-            for name in dict.fromkeys(node.input):
-                self._readers.setdefault(name, []).append(node)
+        self._producers = {name: node for node in self.nodes for name in node.outputs}
+        self._readers: dict[str, list[Node]] = {}
+        for each in self.nodes:
+            for name in dict.fromkeys(each.inputs):
+                self._readers.setdefault(name, []).append(each)
         self._values = {
             value.name: value for value in (*graph.value_info, *graph.input, *graph.output)
         }
 
-    def of_type(self, *operators: str) -> Iterator[Any]:
-        """The nodes of these operators, in graph order."""
-        return (node for node in self.nodes if node.op_type in operators)
-
-    def name(self, node: NodeProto) -> str:
-        """The node's name, or its first output's."""
-        return str(node.name or (node.output[0] if node.output else node.op_type))
-
-    def producer(self, value: str) -> Any | None:
+    def producer(self, value: str) -> Node | None:
         """The node that computes ``value``; None for inputs and constants."""
         found = self._producers.get(value)
         if found is None and self.outer is not None and value not in self._constants:
             return self.outer.producer(value)
         return found
 
-    def readers(self, value: str) -> list[Any]:
+    def readers(self, value: str) -> list[Node]:
         """The nodes of this graph that read ``value``."""
         return self._readers.get(value, [])
 
@@ -130,61 +154,54 @@ class GraphView:
         dims = found.type.tensor_type.shape.dim
         return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
 
-    def attribute(self, node: NodeProto, name: str, default: Any = None) -> Any:
-        """An attribute's value, or ``default``."""
-        from onnx.helper import get_attribute_value
+    def element_type(self, value: str) -> str:
+        """The element type of ``value`` as ONNX names it (``"INT8"``); empty where the file does not say."""
+        from onnx import TensorProto
 
-        for attribute in node.attribute:
-            if attribute.name == name:
-                return get_attribute_value(attribute)
-        return default
+        number = self._element_type(value)
+        return str(TensorProto.DataType.Name(number)) if number else ""
 
-    def input(self, node: NodeProto, index: int) -> str:
-        """The name of an input; empty where it is absent."""
-        return str(node.input[index]) if index < len(node.input) else ""
-
-    def element_type(self, value: str) -> int:
-        """The ONNX element type of ``value``; 0 where the file does not say."""
+    def _element_type(self, value: str) -> int:
         tensor = self.constant(value)
         if tensor is not None:
             return int(tensor.data_type)
         node = self.producer(value)
-        if node is not None and node.op_type == "QuantizeLinear":
-            zero_point = self.input(node, 2)
-            given = self.element_type(zero_point) if zero_point else 0
-            return given or int(self.attribute(node, "output_dtype", 0))
+        if node is not None and node.kind == "QuantizeLinear":
+            zero_point = node.input(2)
+            given = self._element_type(zero_point) if zero_point else 0
+            return given or int(node.attribute("output_dtype", 0))
         found = self._values.get(value)
         return 0 if found is None else int(found.type.tensor_type.elem_type)
 
     @cached_property
-    def _dequantized(self) -> dict[str, Any]:
+    def _dequantized(self) -> dict[str, Node]:
         """The DequantizeLinear behind each value that comes out of one, directly or by moving."""
-        found: dict[str, Any] = {}
+        found: dict[str, Node] = {}
         for node in self.nodes:
-            behind = found.get(self.input(node, 0)) if node.op_type in MOVING else None
-            if node.op_type == "DequantizeLinear":
+            behind = found.get(node.input(0)) if node.kind in MOVING else None
+            if node.kind == "DequantizeLinear":
                 behind = node
             if behind is not None:
-                found.update(dict.fromkeys(node.output, behind))
+                found.update(dict.fromkeys(node.outputs, behind))
         return found
 
     @cached_property
-    def _kernels(self) -> dict[str, Any]:
+    def _kernels(self) -> dict[str, Node]:
         """The quantized weighted operator whose kernel computes each value."""
-        found: dict[str, Any] = {}
+        found: dict[str, Node] = {}
         for node in self.nodes:
-            kernel = found.get(self.input(node, 0)) if node.op_type in JOINED else None
-            if node.op_type in WEIGHTED and self.is_quantized(node):
+            kernel = found.get(node.input(0)) if node.kind in JOINED else None
+            if node.kind in WEIGHTED and self.is_quantized(node):
                 kernel = node
-            elif node.op_type == "Add":
+            elif node.kind == "Add":
                 kernel = self._kernel_of_sum(node, found)
             if kernel is not None:
-                found.update(dict.fromkeys(node.output, kernel))
+                found.update(dict.fromkeys(node.outputs, kernel))
         return found
 
-    def _kernel_of_sum(self, node: NodeProto, found: dict[str, Any]) -> Any | None:
+    def _kernel_of_sum(self, node: Node, found: dict[str, Node]) -> Node | None:
         """A bias, or a dequantized value, is added in the kernel of what it is added to."""
-        for one, other in (node.input, reversed(node.input)):
+        for one, other in (node.inputs, reversed(node.inputs)):
             if one in found and (self.constant(other) is not None or self.is_dequantized(other)):
                 return found[one]
         return None
@@ -194,21 +211,21 @@ class GraphView:
         """Values that only QuantizeLinear reads, directly or after moving."""
         found: set[str] = set()
         for node in reversed(self.nodes):
-            into = node.op_type == "QuantizeLinear"
-            if into or (node.op_type in MOVING and all(map(found.__contains__, node.output[:1]))):
-                value = self.input(node, 0)
+            into = node.kind == "QuantizeLinear"
+            if into or (node.kind in MOVING and all(map(found.__contains__, node.outputs[:1]))):
+                value = node.input(0)
                 if value not in self.outputs and self._all_into(value, found):
                     found.add(value)
         return frozenset(found)
 
     def _all_into(self, value: str, found: set[str]) -> bool:
         return all(
-            reader.op_type == "QuantizeLinear"
-            or (reader.op_type in MOVING and reader.output[0] in found)
+            reader.kind == "QuantizeLinear"
+            or (reader.kind in MOVING and reader.outputs[0] in found)
             for reader in self.readers(value)
         )
 
-    def dequantize_behind(self, value: str) -> Any | None:
+    def dequantize_behind(self, value: str) -> Node | None:
         """The DequantizeLinear, of this or an outer graph, that gives ``value``, if only moved since."""
         found = self._dequantized.get(value)
         if found is None and self.outer is not None:
@@ -219,11 +236,11 @@ class GraphView:
         """Whether ``value`` comes out of a DequantizeLinear, directly or by moving."""
         return self.dequantize_behind(value) is not None
 
-    def is_quantized(self, node: NodeProto) -> bool:
+    def is_quantized(self, node: Node) -> bool:
         """Whether one of the first two inputs of ``node`` is dequantized."""
-        return any(self.is_dequantized(self.input(node, index)) for index in (0, 1))
+        return any(self.is_dequantized(node.input(index)) for index in (0, 1))
 
-    def kernel_of(self, value: str) -> Any | None:
+    def kernel_of(self, value: str) -> Node | None:
         """The quantized weighted operator whose kernel computes ``value``."""
         return self._kernels.get(value)
 
@@ -234,18 +251,18 @@ class GraphView:
             node = self.producer(value)
             steps += 1
             known = node is not None and (
-                node.op_type in MOVING or node.op_type in ("QuantizeLinear", "DequantizeLinear")
+                node.kind in MOVING or node.kind in ("QuantizeLinear", "DequantizeLinear")
             )
-            if not known or node is None or not node.input or steps > _LONGEST:
+            if not known or node is None or not node.inputs or steps > _LONGEST:
                 return False
-            value = node.input[0]
+            value = node.inputs[0]
         return True
 
 
 _LONGEST = 8  # nodes between a weight and the operator that reads it
 
 
-def _constant(node: NodeProto) -> Iterator[tuple[str, Any]]:
+def _constant(node: Any) -> Iterator[tuple[str, Any]]:
     """The tensor of a Constant node under its output's name."""
     from onnx import helper, numpy_helper
 
@@ -277,16 +294,8 @@ def graph_views(model: Any, folder: Path | None) -> Iterator[GraphView]:
 # What a rule is, and what it finds.
 
 Severity = Literal["error", "advice"]
-
-
-@dataclass(frozen=True)
-class Hit:
-    """One place that breaks a rule. ``node``: the node's name, or its first output's."""
-
-    node: str
-    what: str
-    expected: str
-    found: str
+#: Of each place of a node that breaks a rule: what is wrong, what was expected, what was found.
+Hits = Iterable[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
@@ -295,7 +304,8 @@ class Rule:
 
     ``severity``: ``"error"``: TensorRT refuses the file; ``"advice"``: it takes the file and runs some of
     it in a higher precision, or slower. ``source``: where the rule is documented; ``basis``: what of
-    it is read there. ``check`` yields the places of one graph that break it, in linear time.
+    it is read there. ``kinds``: the operators that it is about. ``check`` yields what of one of these breaks
+    it, in constant time.
     """
 
     id: str
@@ -303,7 +313,14 @@ class Rule:
     severity: Severity
     source: str
     basis: str
-    check: Callable[[GraphView], Iterable[Hit]]
+    kinds: tuple[str, ...]
+    check: Callable[[GraphView, Node], Hits]
+
+    def findings(self, view: GraphView) -> Iterator[Finding]:
+        """The places of a graph that break it, in graph order."""
+        for node in view.nodes:
+            for hit in self.check(view, node) if node.kind in self.kinds else ():
+                yield Finding(self.id, self.severity, node.name, *hit, self.source)
 
 
 @dataclass(frozen=True)
