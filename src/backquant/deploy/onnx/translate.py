@@ -93,69 +93,56 @@ class _Axis:
         return [min(start + self.kernel, most) - max(start, least) for start in starts]
 
 
-def average_pool(dims: int) -> Callable[..., Any]:
-    """The translation of ``avg_pool1d``, ``2d`` or ``3d``.
-
-    It raises ``ExportError`` for ceil mode on free sizes.
-    """
-
-    def translated(
-        self: Any,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Any:
-        sizes, kernels = list(self.shape)[-dims:], _each(kernel_size, dims)
-        strides, paddings = _each(stride or kernel_size, dims), _each(padding, dims)
-        parts = zip(sizes, kernels, strides, paddings, strict=True)
-        axes = [_Axis(*part, bool(ceil_mode)) for part in parts]
-        if any(axis.differs for axis in axes):
-            return _with_partial_windows(self, axes, bool(count_include_pad), divisor_override)
-        return _of_whole_windows(self, axes, bool(count_include_pad), divisor_override)
-
-    return translated
+def _axes(x: Any, ceil: bool, *windows: Sequence[int]) -> list[_Axis]:
+    """``windows``: kernel, stride (empty: the kernel) and padding, along the last axes of ``x``."""
+    kernels, strides, paddings = windows
+    sizes = list(x.shape)[-len(kernels) :]
+    parts = zip(sizes, kernels, strides or kernels, paddings, strict=True)
+    return [_Axis(*part, bool(ceil)) for part in parts]
 
 
-def max_pool(dims: int) -> Callable[..., Any]:
-    """The translation of ``max_pool1d``, ``2d`` or ``3d``.
+def _average_pool(
+    self: Any,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = (0, 0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """Raises ``ExportError`` for ceil mode on free sizes."""
+    axes = _axes(self, ceil_mode, kernel_size, stride, padding[: len(kernel_size)])
+    whole = not any(axis.differs for axis in axes)
+    write = _of_whole_windows if whole else _with_partial_windows
+    return write(self, axes, bool(count_include_pad), divisor_override)
 
-    It raises ``ExportError`` for ceil mode on free sizes, but for windows that all start in the input.
-    """
 
-    def translated(
-        self: Any,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-    ) -> Any:
-        sizes, kernels = list(self.shape)[-dims:], _each(kernel_size, dims)
-        strides, paddings = _each(stride or kernel_size, dims), _each(padding, dims)
-        dilations = _each(dilation, dims)
-        extents = [gap * (kernel - 1) + 1 for gap, kernel in zip(dilations, kernels, strict=True)]
-        parts = zip(sizes, extents, strides, paddings, strict=True)
-        axes = [_Axis(*part, bool(ceil_mode)) for part in parts]
-        free = [axis for axis in axes if axis.differs and not isinstance(axis.size, int)]
-        if any(axis.padding + axis.stride > axis.kernel for axis in free):
-            raise _free_ceil_mode("max_pool", axes)
-        if not free:
-            return _maxima(self, axes, dilations)
-        whole = [axis if axis in free else _Axis(axis.size, 1, 1, 0, False) for axis in axes]
-        rest = [_Axis(axis.size, 1, 1, 0, False) if axis in free else axis for axis in axes]
-        return _maxima(_maxima(self, rest, dilations), whole, dilations)
-
-    return translated
+def _max_pool(
+    self: Any,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = (0, 0, 0),
+    dilation: Any = (1, 1, 1),
+    ceil_mode: bool = False,
+) -> Any:
+    """Raises ``ExportError`` for ceil mode on free sizes, but for windows that all start in the input."""
+    dims = len(kernel_size)
+    dilations, strides = dilation[:dims], stride or kernel_size
+    extents = [gap * (kernel - 1) + 1 for gap, kernel in zip(dilations, kernel_size, strict=True)]
+    axes = _axes(self, ceil_mode, extents, strides, padding[:dims])
+    free = [axis for axis in axes if axis.differs and not isinstance(axis.size, int)]
+    if any(axis.padding + axis.stride > axis.kernel for axis in free):
+        raise _free_ceil_mode("max_pool", axes)
+    if not free:
+        return _maxima(self, axes, dilations)
+    whole = [axis if axis in free else _Axis(axis.size, 1, 1, 0, False) for axis in axes]
+    rest = [_Axis(axis.size, 1, 1, 0, False) if axis in free else axis for axis in axes]
+    return _maxima(_maxima(self, rest, dilations), whole, dilations)
 
 
 def _maxima(x: Any, axes: Sequence[_Axis], dilations: Sequence[int]) -> Any:
     """Rule 4; of the axes on which ceil mode differs, all have a known size, or none has."""
-    import onnxscript
-
-    op = onnxscript.opset18
+    op = _op()
     free = any(axis.differs and not isinstance(axis.size, int) for axis in axes)
     gaps = [gap if axis.kernel > 1 else 1 for axis, gap in zip(axes, dilations, strict=True)]
     taps = [(axis.kernel - 1) // gap + 1 for axis, gap in zip(axes, gaps, strict=True)]
@@ -191,9 +178,7 @@ def _of_whole_windows(
     x: Any, axes: Sequence[_Axis], with_padding: bool, divisor: int | None
 ) -> Any:
     """Rules 1 and 2."""
-    import onnxscript
-
-    op = onnxscript.opset18
+    op = _op()
     kernels, pads = [axis.kernel for axis in axes], [axis.padding for axis in axes]
     if divisor not in (None, math.prod(kernels)):
         return _sums(x, axes, 1 / divisor)
@@ -210,8 +195,6 @@ def _with_partial_windows(
     x: Any, axes: Sequence[_Axis], with_padding: bool, divisor: int | None
 ) -> Any:
     """Rule 3."""
-    import onnxscript
-
     if not all(isinstance(axis.size, int) for axis in axes):
         raise _free_ceil_mode("avg_pool", axes)
     if divisor is not None:
@@ -219,16 +202,14 @@ def _with_partial_windows(
     counts = np.ones((), np.float64)
     for axis in axes:
         counts = counts[..., None] * np.asarray(axis.counts(with_padding), np.float64)
-    return onnxscript.opset18.Mul(_sums(x, axes, 1.0), _floats(1 / counts))
+    return _op().Mul(_sums(x, axes, 1.0), _floats(1 / counts))
 
 
 def _sums(x: Any, axes: Sequence[_Axis], weight: float) -> Any:
     """The sum of each window, times ``weight``."""
-    import onnxscript
-
     kernels, channels = [axis.kernel for axis in axes], int(x.shape[1])
     ends = [axis.padding + (axis.appended if axis.differs else 0) for axis in axes]
-    return onnxscript.opset18.Conv(
+    return _op().Conv(
         x,
         _floats(np.full((channels, 1, *kernels), weight)),
         group=channels,
@@ -238,17 +219,8 @@ def _sums(x: Any, axes: Sequence[_Axis], weight: float) -> Any:
     )
 
 
-def _each(value: Sequence[int] | int, dims: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * dims if len(values) == 1 else values
-
-
 def _floats(value: Any) -> Any:
-    import onnxscript
-    from onnxscript import ir
-
-    constant: Any = onnxscript.opset18.Constant
-    return constant(value=ir.tensor(np.asarray(value, np.float32)))
+    return _constant(np.asarray(value, np.float32), 1)
 
 
 #: By torch overload, as ``torch.onnx.export(custom_translation_table=...)`` takes it.
@@ -274,8 +246,8 @@ def translations() -> Table:
         **dict.fromkeys(overloads("gelu"), _gelu),
         overload("elu"): _elu,
         **dict.fromkeys(overloads(*_ADAPTIVE), _adaptive_avg_pool),
-        **{overload(f"avg_pool{dims}d"): average_pool(dims) for dims in (1, 2, 3)},
-        **{overload(f"max_pool{dims}d"): max_pool(dims) for dims in (1, 2, 3)},
+        **{overload(f"avg_pool{dims}d"): _average_pool for dims in (1, 2, 3)},
+        **{overload(f"max_pool{dims}d"): _max_pool for dims in (1, 2, 3)},
         overload("adaptive_max_pool2d"): _adaptive_max_pool,
         overload("adaptive_max_pool3d"): _adaptive_max_pool,
     }
@@ -367,8 +339,7 @@ def _float8_zero(dtype: int) -> Any:
     """A zero point says which format of 8-bit floats is meant."""
     from onnxscript import ir
 
-    value = np.zeros((), ir.DataType(dtype).numpy())
-    return _op().Constant(value=ir.Tensor(value))
+    return _op().Constant(value=ir.Tensor(np.zeros((), ir.DataType(dtype).numpy())))
 
 
 def _quantize_float8(input: Any, scale: float, dtype: int) -> Any:

@@ -25,6 +25,7 @@ from backquant.deploy.onnx.gemm import (
 )
 from backquant.deploy.onnx.rewrite import (
     OnnxCalls,
+    Rule,
     array_of,
     comes_from,
     drop_unused,
@@ -181,7 +182,7 @@ def onnx_model(job: ExportJob) -> Any:
     use_integer_products(model)
     settle_blocks(model)
     if job.qdq.additions == "sum":
-        write_sums(model)
+        rewrite(model, {"Add": _as_sum})
     if job.qdq.bias == "int32":
         store_integer_biases(model)
     return _finished(model, job)
@@ -214,11 +215,11 @@ def _translated(job: ExportJob, table: Table, least: int = OPSET) -> Any:
         raise _refused(error) from error
     name_nodes(made.model)
     settle_types(made.model)
-    fold_integer_constants(made.model)
-    keep_epsilons(made.model)
+    rewrite(made.model, FOLDS)
+    rewrite(made.model, EPSILONS)
     with quiet(), printing_nowhere():
         made.optimize()
-    fold_integer_constants(made.model)
+    rewrite(made.model, FOLDS)
     check_opset(made.model, opset)
     return made.model
 
@@ -315,11 +316,6 @@ def _node_in(message: str) -> str:
 # Float additions of two activations, written as ``Sum``: runtimes do not fuse it with the next operator.
 #
 # Source: ONNX operator documentation, Add-14 and Sum-13: the same result, with the same broadcasting.
-def write_sums(model: Any) -> None:
-    """Rewrite every Add of floats, in place; those of biases and of quantized values stay."""
-    rewrite(model, {"Add": _as_sum})
-
-
 def _as_sum(node: ir.Node) -> None:
     is_quantized = all(comes_from(value, "DequantizeLinear") for value in node.inputs)
     if all(map(_is_activation, node.inputs)) and not is_quantized:
@@ -344,13 +340,6 @@ def _is_activation(value: Any) -> bool:
 # Source: ONNX operator documentation, Add-14, Sub-14, Mul-14, Div-14 and Sum-13.
 _TAKEN_FOR_ZERO = 1e-8
 _TAKEN_FOR_ONE = 1.1e-5
-
-
-def keep_epsilons(model: Any) -> None:
-    """Apply the rules in place, to ``x + c``, ``c + x``, ``x - c``, ``x * c``, ``c * x`` and ``x / c``."""
-    rewrite(
-        model, {"Add": _keep_addend, "Sub": _keep_addend, "Mul": _keep_factor, "Div": _keep_factor}
-    )
 
 
 def _keep_addend(node: ir.Node) -> None:
@@ -387,14 +376,16 @@ def _number(value: Any) -> Any:
     return constant.numpy()
 
 
+#: Of ``x + c``, ``c + x``, ``x - c``, ``x * c``, ``c * x`` and ``x / c``.
+EPSILONS: dict[str, Rule] = {
+    **dict.fromkeys(("Add", "Sub"), _keep_addend),
+    **dict.fromkeys(("Mul", "Div"), _keep_factor),
+}
+
+
 # Casts and transposes of constants, computed when the file is written.
 #
 # The exporter does this for small constants only; weights are larger than its limit.
-def fold_integer_constants(model: Any) -> None:
-    """Fold Cast of integers, and Transpose behind a per-channel or per-tensor DequantizeLinear, in place."""
-    rewrite(model, {"Cast": _fold_cast, "Transpose": _fold_transpose})
-
-
 def _fold_cast(node: Any) -> Any:
     import onnx_ir as ir
 
@@ -437,3 +428,7 @@ def _fold_transpose(node: Any) -> Any:
     made = write.DequantizeLinear(turned, scale, *zero_point, **attributes)
     made.type, made.shape = source.type, ir.Shape(turned.shape)
     return made
+
+
+#: Cast of integers, and Transpose behind a per-channel or per-tensor DequantizeLinear.
+FOLDS: dict[str, Rule] = {"Cast": _fold_cast, "Transpose": _fold_transpose}

@@ -10,14 +10,7 @@ from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.exporter import origins_of
 from backquant.deploy.onnxruntime.session import OnnxRuntimeSession, kernels_of
-from backquant.deploy.onnxruntime.workarounds import (
-    clip_integers,
-    keep_outputs,
-    resize_by_products,
-    show_products,
-    use_group_kernels,
-    use_lstm_kernels,
-)
+from backquant.deploy.onnxruntime.workarounds import apply_workarounds
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
 
@@ -46,12 +39,7 @@ class OnnxRuntimeTarget:
         import onnxruntime
 
         model = onnx_model(job)
-        clip_integers(model)
-        show_products(model)
-        keep_outputs(model)
-        use_group_kernels(model)
-        use_lstm_kernels(model, job)
-        resize_by_products(model)
+        apply_workarounds(model, job)
         save_onnx(model, path, job)
         return Written(
             runtime=f"onnxruntime {onnxruntime.__version__}",

@@ -13,6 +13,7 @@ from backquant.deploy.onnx.exporter import ORIGIN
 from backquant.deploy.onnx.gemm import quantized_by
 from backquant.deploy.onnx.rewrite import (
     OnnxCalls,
+    Rule,
     array_of,
     comes_from,
     input_of,
@@ -54,11 +55,6 @@ def same_grid(one: Any, other: Any) -> bool:
 # Between a dequantize and a quantize node of one grid the integers themselves are clipped: ONNX Runtime
 # has no Relu of integers.
 _INFINITY = float("inf")
-
-
-def clip_integers(model: Any) -> None:
-    """Rewrite, in place, every Relu and Clip with constant bounds that only a QuantizeLinear reads."""
-    rewrite(model, {"QuantizeLinear": _clip_behind})
 
 
 def _clip_behind(node: ir.Node) -> Any:
@@ -117,11 +113,6 @@ def _bounds(value: Any) -> tuple[float, float] | None:
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
-def show_products(model: Any) -> None:
-    """Rewrite, in place, every Relu and Clip of a product on integers whose result stays float."""
-    rewrite(model, {"Relu": _as_bounds, "Clip": _as_bounds})
-
-
 def _as_bounds(node: Any) -> Any:
     value, write = node.inputs[0], OnnxCalls(node)
     product = value.producer()
@@ -146,11 +137,6 @@ def _as_bounds(node: Any) -> Any:
 # output of the model, too, the output becomes the dequantized one, rounded and clipped (1.31: it counts
 # readers inside of the model only). So the file has the pair there, beside the output.
 _MOVING = frozenset({"Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-
-
-def keep_outputs(model: Any) -> None:
-    """Write such pairs, in place."""
-    rewrite(model, {"QuantizeLinear": _round_behind_output})
 
 
 def _round_behind_output(node: ir.Node) -> None:
@@ -191,11 +177,6 @@ _SIZES = 3  # the input
 _MOST = 4096  # rows and columns: beyond, the products are more work than they save
 _MODES = {"half_pixel": False, "align_corners": True}
 _CUBIC = -0.75
-
-
-def resize_by_products(model: Any) -> None:
-    """Write such resizing so. Changes an ``onnx_ir.Model``."""
-    rewrite(model, {"Resize": _as_products})
 
 
 def _is_bicubic(node: ir.Node) -> bool:
@@ -249,11 +230,6 @@ def _matrix(old: int, new: int, corners: bool) -> np.ndarray[Any, Any]:
 
 _DOMAIN = "com.microsoft"
 _FLOAT32 = 1  # accuracy_level
-
-
-def use_group_kernels(model: Any) -> None:
-    """Rewrite, in place, every product with 4-bit weights in groups, and every look-up in such a table."""
-    rewrite(model, {"MatMul": _product, "Gather": _look_up})
 
 
 def _is_of_4_bits(dequantize: Any, axis: int) -> bool:
@@ -341,13 +317,15 @@ class _Weight:
     scale: np.ndarray[Any, Any]
 
 
-def use_lstm_kernels(model: Any, job: ExportJob) -> None:
-    """Rewrite, in place, every LSTM that the plan quantizes at each call, and whose weights are integers."""
+def apply_workarounds(model: Any, job: ExportJob) -> None:
+    """Apply all of them, in place; of LSTMs to those that the plan quantizes at each call."""
     names = {name for operator in job.expected if operator.is_dynamic for name in operator.nodes}
-    rewrite(
-        model,
-        {"LSTM": lambda n: _on_integers(n) if n.metadata_props.get(ORIGIN) in names else None},
-    )
+
+    def lstm(node: ir.Node) -> Any:
+        return _on_integers(node) if node.metadata_props.get(ORIGIN) in names else None
+
+    for rules in (*TABLES, {"LSTM": lstm}, {"Resize": _as_products}):
+        rewrite(model, rules)
 
 
 def _weight(value: Any) -> _Weight | None:
@@ -427,3 +405,12 @@ def _read_floats(node: Any) -> None:
             return
         reader, value = above, above.inputs[0]
     reader.replace_input_with(0, quantized_by(value).inputs[0])
+
+
+#: The rules, one table after the other: what one writes another reads.
+TABLES: tuple[dict[str, Rule], ...] = (
+    {"QuantizeLinear": _clip_behind},
+    {"Relu": _as_bounds, "Clip": _as_bounds},
+    {"QuantizeLinear": _round_behind_output},
+    {"MatMul": _product, "Gather": _look_up},
+)
