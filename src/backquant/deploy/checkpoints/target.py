@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.target import Requirement
 from backquant.errors import UsageError
@@ -40,12 +39,9 @@ class CheckpointTarget:
         del job
         return ()
 
-    def write(self, job: ExportJob, path: Path) -> Written:
+    def write(self, job: ExportJob, path: Path) -> NoReturn:
         """Raises ``UsageError``: a checkpoint is not written from a graph."""
         del job
-        self._not_from_a_graph(path)
-
-    def _not_from_a_graph(self, path: Path) -> NoReturn:
         raise UsageError(
             f"{self.name} is written from the layers of a model, not from a graph",
             where=str(path),

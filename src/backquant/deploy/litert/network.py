@@ -199,71 +199,29 @@ MOST_BYTES = (1 << 31) - (1 << 20)
 CHANNELS_LAST = "backquant.channels_last"
 _SIGNATURE = "serving_default"
 
-#: The schema's class of an operator's options, without its ending; the others have none.
-_OPTIONS = {
-    "ADD": "Add",
-    "ARG_MAX": "ArgMax",
-    "ARG_MIN": "ArgMin",
-    "AVERAGE_POOL_2D": "Pool2D",
+#: The operators that have options; their class in the schema is called as they are, but for these.
+_WITH_OPTIONS = {
+    *("ADD", "ARG_MAX", "ARG_MIN", "AVERAGE_POOL_2D", "BATCH_MATMUL", "CAST", "CONCATENATION"),
+    *("CONV_2D", "CUMSUM", "DEPTHWISE_CONV_2D", "DEPTH_TO_SPACE", "DIV", "FULLY_CONNECTED"),
+    *("GATHER", "GELU", "LEAKY_RELU", "MAX_POOL_2D", "MEAN", "MIRROR_PAD", "MUL", "PACK"),
+    *("REDUCE_MAX", "REDUCE_MIN", "RESHAPE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
+    *("SOFTMAX", "SPACE_TO_DEPTH", "STRIDED_SLICE", "SUB", "SUM", "TRANSPOSE_CONV"),
+}
+_CLASSES = {
     "BATCH_MATMUL": "BatchMatMul",
-    "CAST": "Cast",
-    "CONCATENATION": "Concatenation",
-    "CONV_2D": "Conv2D",
-    "CUMSUM": "Cumsum",
-    "DEPTHWISE_CONV_2D": "DepthwiseConv2D",
-    "DEPTH_TO_SPACE": "DepthToSpace",
-    "DIV": "Div",
-    "FULLY_CONNECTED": "FullyConnected",
-    "GATHER": "Gather",
-    "GELU": "Gelu",
-    "LEAKY_RELU": "LeakyRelu",
-    "MAX_POOL_2D": "Pool2D",
-    "MEAN": "Reducer",
-    "MIRROR_PAD": "MirrorPad",
-    "MUL": "Mul",
-    "ONE_HOT": "OneHot",
-    "PACK": "Pack",
-    "REDUCE_MAX": "Reducer",
-    "REDUCE_MIN": "Reducer",
-    "REDUCE_PROD": "Reducer",
-    "RESHAPE": "Reshape",
-    "RESIZE_BILINEAR": "ResizeBilinear",
-    "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighbor",
-    "SOFTMAX": "Softmax",
-    "SPACE_TO_DEPTH": "SpaceToDepth",
-    "SPLIT": "Split",
-    "STRIDED_SLICE": "StridedSlice",
-    "SUB": "Sub",
-    "SUM": "Reducer",
-    "TRANSPOSE_CONV": "TransposeConv",
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
+    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), "Pool2D"),
+    **dict.fromkeys(("MEAN", "REDUCE_MAX", "REDUCE_MIN", "SUM"), "Reducer"),
 }
 
 #: Rule 2: the versions of operators on float32, and on int8; what is not listed has 1 and 2.
 _VERSIONS = {
-    "ADD": (1, 2),
-    "ARG_MAX": (1, 2),
-    "BATCH_MATMUL": (1, 2),
+    "BROADCAST_TO": (2, 2),
     "CONV_2D": (1, 3),
     "DEPTHWISE_CONV_2D": (2, 3),
-    "DEPTH_TO_SPACE": (1, 1),
-    "ELU": (1, 1),
     "FULLY_CONNECTED": (5, 5),
-    "GATHER": (1, 2),
-    "GELU": (1, 2),
-    "LEAKY_RELU": (1, 2),
-    "LOG_SOFTMAX": (1, 2),
-    "PAD": (1, 2),
-    "PRELU": (1, 1),
-    "QUANTIZE": (1, 1),
-    "RESHAPE": (1, 1),
-    "HARD_SWISH": (1, 1),
-    "RESIZE_BILINEAR": (3, 3),
-    "RESIZE_NEAREST_NEIGHBOR": (3, 3),
-    "SELECT_V2": (1, 1),
-    "TRANSPOSE_CONV": (3, 3),
-    "DEQUANTIZE": (1, 2),
-    "BROADCAST_TO": (2, 2),
+    **dict.fromkeys(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "TRANSPOSE_CONV"), (3, 3)),
+    **dict.fromkeys(("DEPTH_TO_SPACE", "ELU", "PRELU", "QUANTIZE", "RESHAPE"), (1, 1)),
+    **dict.fromkeys(("HARD_SWISH", "SELECT_V2"), (1, 1)),
 }
 
 
@@ -381,9 +339,9 @@ class _Writer:
         made.opcodeIndex = self.codes.setdefault(key, len(self.codes))
         made.inputs = [-1 if each is None else places[id(each)] for each in operation.inputs]
         made.outputs = [places[id(each)] for each in operation.outputs]
-        stem = _OPTIONS.get(operation.code)
-        if stem is not None:
-            name = f"{stem}Options"
+        if operation.code in _WITH_OPTIONS:
+            usual = operation.code.title().replace("_", "")
+            name = f"{_CLASSES.get(operation.code, usual)}Options"
             options = getattr(self.schema, f"{name}T")()
             for key_, value in operation.options.items():
                 setattr(options, key_, value)

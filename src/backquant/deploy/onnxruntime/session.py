@@ -103,28 +103,11 @@ _QUANTIZING = frozenset({"DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 # Kernels whose result has the type of their input.
-_KEEPING = frozenset(
-    {
-        "Clip",
-        "Concat",
-        "DepthToSpace",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "MaxPool",
-        "NhwcMaxPool",
-        "Pad",
-        "Relu",
-        "Reshape",
-        "Resize",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+_KEEPING = {
+    *("Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "MaxPool", "NhwcMaxPool"),
+    *("Pad", "Relu", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "Transpose"),
+    "Unsqueeze",
+}
 
 
 def kernels_of(path: Path, origins: Mapping[str, str]) -> tuple[TargetKernel, ...]:

@@ -22,20 +22,10 @@ JOINED = frozenset({"BatchNormalization", "Clip", "LeakyRelu", "Relu"})
 
 # operators that move values: what is quantized before them is quantized behind them (DepthToSpace and
 # SpaceToDepth are shuffle layers in TensorRT's importer of ONNX files, as Reshape and Transpose are)
-MOVING = frozenset(
-    [
-        "DepthToSpace",
-        "Flatten",
-        "Identity",
-        "MaxPool",
-        "Reshape",
-        "Slice",
-        "SpaceToDepth",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    ]
-)
+MOVING = {
+    *("DepthToSpace", "Flatten", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth"),
+    *("Squeeze", "Transpose", "Unsqueeze"),
+}
 
 
 @dataclass(frozen=True, eq=False)
