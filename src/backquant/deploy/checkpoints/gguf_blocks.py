@@ -73,16 +73,74 @@ def _half_minima(layer: Layer) -> Tensor:
     return minima(layer).to(torch.float16)
 
 
+#: Where bits of values lie: the first byte and the one behind the last, the bytes of a plane, bits in each.
+Bits = tuple[int, int, int, int]
+
+
+def _planes(stored: Tensor, where: Bits) -> Tensor:
+    """Values of some bits from the planes of bytes.
+
+    >>> _planes(torch.tensor([[0x21, 0x43]], dtype=torch.uint8), (0, 2, 2, 4))
+    tensor([[1, 3, 2, 4]], dtype=torch.uint8)
+    """
+    start, end, width, bits = where
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).reshape(1, 1, -1, 1)
+    spread = stored[:, start:end].reshape(len(stored), -1, 1, width) >> shifts
+    return (spread & ((1 << bits) - 1)).reshape(len(stored), -1)
+
+
+def _half(stored: Tensor, place: int) -> Tensor:
+    return stored[:, place : place + 2].contiguous().view(torch.float16).float()
+
+
+def _signed(raised: Tensor, offset: int) -> Tensor:
+    return (raised.to(torch.int16) - offset).to(torch.int8)
+
+
+def _one(stored: Tensor) -> tuple[Tensor, None]:
+    return _half(stored, 0), None
+
+
+def _with_minimum(stored: Tensor) -> tuple[Tensor, Tensor]:
+    return _half(stored, 0), _half(stored, 2)
+
+
+def _of_four_bits(stored: Tensor) -> tuple[Tensor, Tensor]:
+    both = stored[:, :16]
+    return _half(stored, 80) * (both & 15), -_half(stored, 82) * (both >> 4)
+
+
+def _of_six_bits(stored: Tensor) -> tuple[Tensor, None]:
+    whole = _planes(stored, (96, 104, 8, 4)) | (_planes(stored, (104, 108, 4, 2)) << 4)
+    return _half(stored, 108) * _signed(whole, 32), None
+
+
+def _both_of_six_bits(stored: Tensor) -> tuple[Tensor, Tensor]:
+    """Of eight groups, with their minima: a float16 of each times integers of 6 bits."""
+    a, b, rest = stored[:, 4:8], stored[:, 8:12], stored[:, 12:16]
+    scales = torch.cat([a & 63, (rest & 15) | ((a >> 2) & 48)], 1)
+    minima = torch.cat([b & 63, (rest >> 4) | ((b >> 2) & 48)], 1)
+    return _half(stored, 0) * scales, -_half(stored, 2) * minima
+
+
+def _of_eight_bits(stored: Tensor) -> tuple[Tensor, None]:
+    return _half(stored, 208) * stored[:, 192:208].contiguous().view(torch.int8), None
+
+
 @dataclass(frozen=True)
 class BlockType:
-    """``count`` weights in ``size`` bytes, of which ``group`` share a scale; ``parts`` gives their values,
-    scales and minima (None: there are none) from bytes ``[blocks, size]``."""
+    """``count`` weights in ``size`` bytes, of which ``group`` share a scale. ``low``, ``high``: the bits of
+    their values, which count from ``offset`` on where they are signed. ``scales`` gives scales and minima
+    (None: there are none) from bytes ``[blocks, size]``."""
 
     count: int
     size: int
     dtype: str
     group: int
-    parts: Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+    low: Bits
+    high: Bits | None = None
+    offset: int = 0
+    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]] = _one
 
     @property
     def scheme(self) -> Scheme:
@@ -100,101 +158,30 @@ class BlockType:
         >>> BLOCK_TYPES["Q8_0"].layer("fc", torch.ones(1, 34, dtype=torch.uint8), torch.float16).values.shape
         torch.Size([1, 32])
         """
-        rows = len(stored)
-        values, scale, minimum = self.parts(stored.reshape(-1, self.size))
+        rows, blocks = len(stored), stored.reshape(-1, self.size)
+        values = _planes(blocks, self.low)
+        if self.high is not None:
+            values |= _planes(blocks, self.high) << self.low[3]
+        if not self.dtype.startswith("u"):
+            values = _signed(values, self.offset)
+        scale, minimum = self.scales(blocks)
         kept = None if minimum is None else minimum.reshape(rows, -1).to(scale_dtype)
         scales = scale.reshape(rows, -1).to(scale_dtype)
         return Layer(path, self.dtype, values.reshape(rows, -1), scales, minimum=kept)
 
 
-def _planes(packed: Tensor, width: int, bits: int) -> Tensor:
-    """Values of ``bits`` bits from the planes of each ``width`` bytes.
-
-    >>> _planes(torch.tensor([[0x21, 0x43]], dtype=torch.uint8), 2, 4)
-    tensor([[1, 3, 2, 4]], dtype=torch.uint8)
-    """
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).reshape(1, 1, -1, 1)
-    spread = packed.reshape(len(packed), -1, 1, width) >> shifts
-    return (spread & ((1 << bits) - 1)).reshape(len(packed), -1)
-
-
-def _halves(stored: Tensor) -> Tensor:
-    return stored.contiguous().view(torch.float16).float()
-
-
-def _signed(raised: Tensor, offset: int) -> Tensor:
-    return (raised.to(torch.int16) - offset).to(torch.int8)
-
-
-def _q8_0(stored: Tensor) -> tuple[Tensor, Tensor, None]:
-    return stored[:, 2:].contiguous().view(torch.int8), _halves(stored[:, :2]), None
-
-
-def _q4_0(stored: Tensor) -> tuple[Tensor, Tensor, None]:
-    return _signed(_planes(stored[:, 2:], 16, 4), 8), _halves(stored[:, :2]), None
-
-
-def _q4_1(stored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _planes(stored[:, 4:], 16, 4), _halves(stored[:, :2]), _halves(stored[:, 2:4])
-
-
-def _five_bits(stored: Tensor) -> Tensor:
-    return _planes(stored[:, 4:], 16, 4) | (_planes(stored[:, :4], 1, 1) << 4)
-
-
-def _q5_0(stored: Tensor) -> tuple[Tensor, Tensor, None]:
-    return _signed(_five_bits(stored[:, 2:]), 16), _halves(stored[:, :2]), None
-
-
-def _q5_1(stored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _five_bits(stored[:, 4:]), _halves(stored[:, :2]), _halves(stored[:, 2:4])
-
-
-def _q2_k(stored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    both, one, low = stored[:, :16], _halves(stored[:, 80:82]), _halves(stored[:, 82:84])
-    return _planes(stored[:, 16:80], 32, 2), one * (both & 15), -low * (both >> 4)
-
-
-def _q3_k(stored: Tensor) -> tuple[Tensor, Tensor, None]:
-    high, packed, scales = stored[:, :32], stored[:, 32:96], stored[:, 96:108]
-    values = _planes(packed, 32, 2) | (_planes(high, 32, 1) << 2)
-    whole = _planes(scales[:, :8], 8, 4) | (_planes(scales[:, 8:], 4, 2) << 4)
-    return _signed(values, 4), _halves(stored[:, 108:]) * _signed(whole, 32), None
-
-
-def _scales_of_six_bits(stored: Tensor) -> tuple[Tensor, Tensor]:
-    """Of eight groups, with their minima: a float16 of each times integers of 6 bits."""
-    one, low = _halves(stored[:, :2]), _halves(stored[:, 2:4])
-    a, b, rest = stored[:, 4:8], stored[:, 8:12], stored[:, 12:16]
-    scales = torch.cat([a & 63, (rest & 15) | ((a >> 2) & 48)], 1)
-    return one * scales, -low * torch.cat([b & 63, (rest >> 4) | ((b >> 2) & 48)], 1)
-
-
-def _q4_k(stored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _planes(stored[:, 16:], 32, 4), *_scales_of_six_bits(stored)
-
-
-def _q5_k(stored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    values = _planes(stored[:, 48:], 32, 4) | (_planes(stored[:, 16:48], 32, 1) << 4)
-    return values, *_scales_of_six_bits(stored)
-
-
-def _q6_k(stored: Tensor) -> tuple[Tensor, Tensor, None]:
-    values = _planes(stored[:, :128], 64, 4) | (_planes(stored[:, 128:192], 32, 2) << 4)
-    scales = stored[:, 192:208].contiguous().view(torch.int8)
-    return _signed(values, 32), _halves(stored[:, 208:]) * scales, None
-
-
 #: What is read, by the name of the type.
 BLOCK_TYPES = {
-    "Q8_0": BlockType(32, 34, "int8", 32, _q8_0),
-    "Q4_0": BlockType(32, 18, "int4", 32, _q4_0),
-    "Q4_1": BlockType(32, 20, "uint4", 32, _q4_1),
-    "Q5_0": BlockType(32, 22, "int8", 32, _q5_0),
-    "Q5_1": BlockType(32, 24, "uint8", 32, _q5_1),
-    "Q2_K": BlockType(256, 84, "uint2", 16, _q2_k),
-    "Q3_K": BlockType(256, 110, "int3", 16, _q3_k),
-    "Q4_K": BlockType(256, 144, "uint4", 32, _q4_k),
-    "Q5_K": BlockType(256, 176, "uint8", 32, _q5_k),
-    "Q6_K": BlockType(256, 210, "int8", 16, _q6_k),
+    "Q8_0": BlockType(32, 34, "int8", 32, (2, 34, 32, 8)),
+    "Q4_0": BlockType(32, 18, "int4", 32, (2, 18, 16, 4), offset=8),
+    "Q4_1": BlockType(32, 20, "uint4", 32, (4, 20, 16, 4), scales=_with_minimum),
+    "Q5_0": BlockType(32, 22, "int8", 32, (6, 22, 16, 4), (2, 6, 1, 1), 16),
+    "Q5_1": BlockType(32, 24, "uint8", 32, (8, 24, 16, 4), (4, 8, 1, 1), 0, _with_minimum),
+    "Q2_K": BlockType(256, 84, "uint2", 16, (16, 80, 32, 2), scales=_of_four_bits),
+    "Q3_K": BlockType(256, 110, "int3", 16, (32, 96, 32, 2), (0, 32, 32, 1), 4, _of_six_bits),
+    "Q4_K": BlockType(256, 144, "uint4", 32, (16, 144, 32, 4), scales=_both_of_six_bits),
+    "Q5_K": BlockType(
+        256, 176, "uint8", 32, (48, 176, 32, 4), (16, 48, 32, 1), 0, _both_of_six_bits
+    ),
+    "Q6_K": BlockType(256, 210, "int8", 16, (0, 128, 64, 4), (128, 192, 32, 2), 32, _of_eight_bits),
 }
