@@ -17,12 +17,16 @@ from torch import fx
 from backquant.deploy.edits import arguments
 from backquant.deploy.litert.emitter import (
     Call,
+    Constant,
     Emitter,
+    Layout,
     Table,
+    UnsupportedError,
+    Value,
     activation,
     always,
+    plain,
 )
-from backquant.deploy.litert.lowered_values import Constant, Layout, UnsupportedError, Value, plain
 from backquant.deploy.litert.network import LIMITS, Scales, Tensor
 from backquant.operators import overload
 

@@ -18,19 +18,17 @@ import torch
 
 from backquant.deploy.litert.emitter import (
     Call,
+    Constant,
     Table,
+    UnsupportedError,
+    Value,
     activation,
+    as_array,
+    constant_tensor,
     from_image,
     image,
     image_output,
     pair,
-)
-from backquant.deploy.litert.lowered_values import (
-    Constant,
-    UnsupportedError,
-    Value,
-    as_array,
-    constant_tensor,
     plain,
 )
 from backquant.deploy.litert.network import Array, Scales, Tensor, has_free

@@ -19,12 +19,15 @@ from torch.export.graph_signature import InputKind
 
 from backquant.deploy.edits import arguments
 from backquant.deploy.litert.arithmetic import clamp_after, fused_clamp, is_clamp
-from backquant.deploy.litert.emitter import Call, Emitter, Rule, Table
-from backquant.deploy.litert.lowered_values import (
+from backquant.deploy.litert.emitter import (
     CHANNELS_LAST,
+    Call,
     Constant,
     Dequantized,
+    Emitter,
     Layout,
+    Rule,
+    Table,
     UnsupportedError,
     Value,
     plain,

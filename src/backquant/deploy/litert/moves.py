@@ -16,13 +16,15 @@ import torch
 from torch import fx
 
 from backquant.deploy.edits import named
-from backquant.deploy.litert.emitter import Call, Table, always
-from backquant.deploy.litert.lowered_values import (
+from backquant.deploy.litert.emitter import (
     CHANNELS_LAST,
+    Call,
     Constant,
     Layout,
+    Table,
     UnsupportedError,
     Value,
+    always,
     constant_tensor,
     hints,
     ordered_for,

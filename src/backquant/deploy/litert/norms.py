@@ -13,8 +13,16 @@ import torch
 from torch import fx
 
 from backquant.deploy.edits import named
-from backquant.deploy.litert.emitter import Call, Emitter, Table
-from backquant.deploy.litert.lowered_values import Constant, UnsupportedError, Value, plain, without
+from backquant.deploy.litert.emitter import (
+    Call,
+    Constant,
+    Emitter,
+    Table,
+    UnsupportedError,
+    Value,
+    plain,
+    without,
+)
 from backquant.deploy.litert.network import Tensor
 
 TABLE = Table()

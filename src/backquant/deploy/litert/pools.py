@@ -20,20 +20,18 @@ import torch
 from backquant.deploy.litert.arithmetic import UNIT, in_steps
 from backquant.deploy.litert.emitter import (
     Call,
+    Constant,
     Table,
+    UnsupportedError,
+    Value,
     activation,
     always,
+    constant_tensor,
     from_image,
     image,
     image_output,
-    pair,
-)
-from backquant.deploy.litert.lowered_values import (
-    Constant,
-    UnsupportedError,
-    Value,
-    constant_tensor,
     last,
+    pair,
     without,
 )
 from backquant.deploy.litert.network import LIMITS, Scales, Tensor, has_free

@@ -23,8 +23,16 @@ from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.litert import arithmetic, convolutions, moves, norms, pools
 from backquant.deploy.litert.convolutions import bias_of, has_integer_weight, stored_weight
-from backquant.deploy.litert.emitter import Call, Rule, Table, activation
-from backquant.deploy.litert.lowered_values import Layout, UnsupportedError, Value, plain
+from backquant.deploy.litert.emitter import (
+    Call,
+    Layout,
+    Rule,
+    Table,
+    UnsupportedError,
+    Value,
+    activation,
+    plain,
+)
 from backquant.deploy.litert.lowering import FILLED, Lowered, Lowering, RefusedError
 from backquant.deploy.litert.network import CHANNELS_LAST, Array, Tensor, to_bytes
 from backquant.deploy.program import Program, origins_of_stacks
