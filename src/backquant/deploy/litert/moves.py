@@ -282,7 +282,8 @@ def _places(of: Any, name: str = "places") -> Tensor:
 
 def _in_turn(count: int, parts: int) -> Array:
     """The order in which the first of each of ``parts`` comes first, then the second of each."""
-    return np.arange(count).reshape(parts, -1).T.reshape(-1)
+    order: Array = np.arange(count).reshape(parts, -1).T.reshape(-1)
+    return order
 
 
 @TABLE.moves("channel_shuffle")
@@ -340,9 +341,10 @@ def _indexed(call: Call) -> Value:
     )
     one_axis_each: list[Any] = []
     for held in indices:
-        is_mask = held is not None and _is_mask(held)
-        parts = held.value.nonzero(as_tuple=True) if is_mask else ()
-        one_axis_each += [Constant("places", part) for part in parts] if is_mask else [held]
+        parts: list[Any] = [held]
+        if held is not None and _is_mask(held):
+            parts = [Constant("places", part) for part in held.value.nonzero(as_tuple=True)]
+        one_axis_each += parts
     made = {
         axis: _counted_up(call, value, axis, held)
         for axis, held in enumerate(one_axis_each)
