@@ -335,12 +335,10 @@ def _gather(call: Call) -> Value:
 @TABLE.moves("index.Tensor")
 def _indexed(call: Call) -> Value:
     """``x[:, i, j]``."""
-    value, indices = (
-        call.source,
-        [None if i is None else call.held(i) for i in call.args["indices"]],
-    )
+    value = call.source
     one_axis_each: list[Any] = []
-    for held in indices:
+    for index in call.args["indices"]:
+        held = None if index is None else call.held(index)
         parts: list[Any] = [held]
         if held is not None and _is_mask(held):
             parts = [Constant("places", part) for part in held.value.nonzero(as_tuple=True)]

@@ -324,7 +324,8 @@ def apply_workarounds(model: Any, job: ExportJob) -> None:
     def lstm(node: ir.Node) -> Any:
         return _on_integers(node) if node.metadata_props.get(ORIGIN) in names else None
 
-    for rules in (*TABLES, {"LSTM": lstm}, {"Resize": _as_products}):
+    last: list[dict[str, Rule]] = [{"LSTM": lstm}, {"Resize": _as_products}]
+    for rules in (*TABLES, *last):
         rewrite(model, rules)
 
 
