@@ -160,11 +160,7 @@ def _lay(node: fx.Node, module: fx.GraphModule, rule: str) -> None:
     for each in after:
         with graph.inserting_after(each):
             back = graph.call_function(torch.transpose, (each, 2, 3))
-        each.replace_all_uses_with(back, delete_user_cb=partial(_is_other, back))
-
-
-def _is_other(one: fx.Node, user: fx.Node) -> bool:
-    return user is not one
+        each.replace_all_uses_with(back, delete_user_cb=lambda user, b=back: user is not b)
 
 
 def _end(node: fx.Node, module: fx.GraphModule) -> fx.Node:

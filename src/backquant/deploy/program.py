@@ -138,7 +138,8 @@ def _functional(program: Program) -> Program:
 
     Changes of the model's inputs are left out: a file gives its outputs, and nothing else.
     """
-    if not any(map(_writes, program.exported.graph.nodes)):
+    targets = (node.target for node in program.exported.graph.nodes)
+    if not any(isinstance(t, OpOverload) and t._schema.is_mutable for t in targets):
         return program
     with quiet(), torch.no_grad():
         exported = program.exported.run_decompositions({})
@@ -178,10 +179,6 @@ def origins_of_stacks(graph: fx.Graph) -> dict[str, str]:
         if node.op == "call_function" and not origin.startswith(_NO_STACK):
             origins[node.name] = origin
     return origins
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _leave_out_input_changes(exported: ExportedProgram) -> None:

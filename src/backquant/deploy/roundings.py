@@ -63,14 +63,14 @@ def real_values(job: ExportJob, values: Sequence[Any]) -> list[Any]:
     """``values``, the flat outputs of a call, with floats for the integers that stand for some."""
     pending = [qparams for name, qparams in job.edges.items() if name.startswith(OUTPUT)]
     made = []
-    for value in values:
+    for given in values:
+        value = given
         stands_for = pending and isinstance(value, torch.Tensor) and value.dtype == pending[0].dtype
-        made.append(_real(value, *pending.pop(0).args) if stands_for else value)
+        if stands_for:
+            scale, zero_point = pending.pop(0).args
+            value = (value.float() - zero_point) * scale
+        made.append(value)
     return made
-
-
-def _real(value: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    return (value.float() - zero_point) * scale
 
 
 def float_tensors(value: Any) -> list[torch.Tensor]:

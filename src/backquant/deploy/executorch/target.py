@@ -229,7 +229,7 @@ class ExecuTorchTarget:
             TargetKernel(f"XNNPACK {node.kind}", nodes, node.dtype, integer=node.is_integer)
             for delegate in found.delegates
             for node in delegate
-            for nodes in [_named(lowered.origins.get(node.debug_handle, ""))]
+            for nodes in [tuple(filter(None, [lowered.origins.get(node.debug_handle)]))]
         ]
         kernels += [TargetKernel(name, (), "float32", integer=False) for name in found.portable]
         left = [_undelegated(node, reason) for node, reason in lowered.refused.items()]
@@ -253,10 +253,6 @@ def _undelegated(node: str, reason: str) -> Reason:
         admitted=reason,
         place="ExecuTorch's XNNPACK partitioner",
     )
-
-
-def _named(node: str) -> tuple[str, ...]:
-    return (node,) if node else ()
 
 
 def _unbounded(job: ExportJob) -> Iterator[Reason]:

@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -182,13 +181,9 @@ def _check(
     )
 
 
-def _clone(value: Any) -> Any:
-    """A model may change its inputs."""
-    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
-
-
 def _outputs(job: ExportJob, path: Path) -> list[torch.Tensor]:
-    args, kwargs = _clone((job.args, dict(job.kwargs)))
+    given = job.args, dict(job.kwargs)  # copies: a model may change its inputs
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, given)
     try:
         with quiet(), torch.no_grad():
             return float_tensors(torch._inductor.aoti_load_package(str(path))(*args, **kwargs))

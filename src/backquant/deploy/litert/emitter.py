@@ -293,7 +293,8 @@ class Emitter:
     ) -> Tensor:
         """Append one operator; its output. The interpreter crashes where a list of axes, or another constant
         operand, has no values; it has sizes of none for results without axes."""
-        if code != "RESHAPE" and any(t is not None and _is_empty(t.data) for t in inputs):
+        held = [t.data for t in inputs if t is not None and t.data is not None]
+        if code != "RESHAPE" and not all(data.size for data in held):
             raise UnsupportedError(f"{code} with a constant without values")
         self.network.operations.append(
             Operation(code, tuple(inputs), (output,), options, self.node)
@@ -409,10 +410,6 @@ class Emitter:
             )
         tensor = self._constants[key]
         return Value(tensor, plain(len(tensor.shape)))
-
-
-def _is_empty(data: Array | None) -> bool:
-    return data is not None and not data.size
 
 
 def quantized_constant(constant: Constant, scales: Scales | None, dtype: str) -> Tensor:

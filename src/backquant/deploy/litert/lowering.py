@@ -168,14 +168,15 @@ class Lowering:
             assert isinstance(source, fx.Node)
             value = self.values[source]
             self.values[node] = Dequantized(value)
-        elif isinstance(node.meta.get("val"), (list, tuple)) or _is_number(node):
-            self.values[node] = None  # its items are written where they are taken
+        elif not isinstance(node.meta.get("val"), torch.Tensor):
+            self.values[node] = None  # a number; or items, which are written where they are taken
         else:
             self._write(node)
 
     def _is_computed_here(self, node: fx.Node) -> bool:
         """Rule 4."""
-        if any(isinstance(value, torch.SymInt) for value in _symbolic(node)):
+        shape = getattr(node.meta.get("val"), "shape", ())
+        if any(isinstance(size, torch.SymInt) for size in shape):
             return False
         read = node.all_input_nodes
         if node.target in FILLED:
@@ -315,18 +316,6 @@ def _operands(node: fx.Node) -> list[fx.Node]:
         if isinstance(source.meta.get("val"), torch.Tensor)
         and source.meta["val"].is_floating_point()
     ]
-
-
-def _is_number(node: fx.Node) -> bool:
-    return not isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _symbolic(node: fx.Node) -> list[Any]:
-    found: list[Any] = []
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        found.extend(value.shape)
-    return found
 
 
 def _scales(node: fx.Node) -> Scales:
