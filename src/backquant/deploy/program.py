@@ -167,6 +167,16 @@ def _spread(value: Any, argument: Any) -> Any:
     return [*value] * argument.N if is_one and argument.N else value
 
 
+def stored_names(exported: ExportedProgram) -> dict[str, str]:
+    """What a program keeps, by the name of the placeholder that stands for it."""
+    signature = exported.graph_signature
+    return {
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+
+
 _NO_STACK = "_empty_nn_module_stack"
 
 

@@ -31,7 +31,7 @@ from backquant.deploy.portable import (
     dequantize_per_user,
     written_operators,
 )
-from backquant.deploy.program import Program, origins_of_stacks
+from backquant.deploy.program import Program, origins_of_stacks, stored_names
 from backquant.deploy.roundings import (
     STANDARD,
     arithmetic_words,
@@ -136,11 +136,7 @@ def _namespace(node: fx.Node) -> str:
 
 
 def _computed(exported: ExportedProgram, origins: Any) -> Iterator[Computed]:
-    constants = {
-        *exported.graph_signature.inputs_to_parameters,
-        *exported.graph_signature.inputs_to_buffers,
-        *exported.graph_signature.inputs_to_lifted_tensor_constants,
-    }
+    constants = stored_names(exported)
     for node in exported.graph.nodes:
         if _namespace(node) in ("", "quantized_decomposed"):
             continue

@@ -33,7 +33,8 @@ _WEIGHTS = (
     ".h5",
     ".msgpack",
 )
-_DTYPES = {
+#: By the names that safetensors files have for them.
+DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U32": torch.uint32, "BOOL": torch.bool,
@@ -138,12 +139,12 @@ class HubFolder:
             with safe_open(str(self.place / file), framework="pt") as stream:
                 for name in names:
                     known = stream.get_slice(name)
-                    dtype = _DTYPES.get(known.get_dtype())
+                    dtype = DTYPES.get(known.get_dtype())
                     if dtype is None:
                         raise ArtifactError(
                             f"{name} is of the dtype {known.get_dtype()}, which is not read",
                             where=str(self.place / file),
-                            fix=f"one of {', '.join(_DTYPES)}",
+                            fix=f"one of {', '.join(DTYPES)}",
                         )
                     found[name] = torch.empty(known.get_shape(), dtype=dtype, device="meta")
         return found

@@ -31,7 +31,7 @@ from backquant.deploy.checkpoints.layer import (
     layer_of,
     quantized_layers,
 )
-from backquant.deploy.checkpoints.read import HubFolder, Source
+from backquant.deploy.checkpoints.read import DTYPES, HubFolder, Source
 from backquant.dtypes import find_dtype
 from backquant.errors import ExportError, UsageError
 from backquant.files import replace_file
@@ -250,11 +250,7 @@ def check_places(source: Source, contents: Contents, target: str) -> None:
 
 
 # A safetensors file written one tensor at a time: its header is known before the first of them is made.
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.uint32: "U32", torch.bool: "BOOL",
-}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8
 
 

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.executorch.workarounds import REASON, means_of_free_sizes
 from backquant.deploy.job import spell_groups
-from backquant.deploy.program import Program
+from backquant.deploy.program import Program, stored_names
 from backquant.deploy.session import row_major
 from backquant.dtypes import block_of, dequantize_tensor
 from backquant.errors import ExportError
@@ -343,7 +343,7 @@ def _contiguous_constants(exported: ExportedProgram) -> None:
     then has the wrong shape and fails at run time (1.5). So it is where only an axis of size 1 has another
     stride (``[4, 1, 16]`` transposed from ``[1, 4, 16]``), which PyTorch calls contiguous.
     """
-    names = _stored_names(exported)
+    names = stored_names(exported)
     for node in exported.graph.nodes:
         name = names.get(node.name) if node.op == "placeholder" else None
         for kept in (exported.state_dict, exported.constants):
@@ -355,16 +355,6 @@ def _contiguous_constants(exported: ExportedProgram) -> None:
                 is_parameter = isinstance(tensor, torch.nn.Parameter)
                 kept[name] = torch.nn.Parameter(ordered, False) if is_parameter else ordered
                 node.meta["val"] = row_major(node.meta["val"])
-
-
-def _stored_names(exported: ExportedProgram) -> dict[str, str]:
-    """What the program keeps, by the name of the placeholder that stands for it."""
-    signature = exported.graph_signature
-    return {
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
 
 
 def _mark(exported: ExportedProgram, origins: Mapping[str, str]) -> None:
@@ -489,7 +479,7 @@ def _to_float(exported: ExportedProgram, stuck: set[str]) -> None:
 def _weight_to_float(exported: ExportedProgram, dequantize: Any) -> None:
     """Store the dequantized weight under the name of the integer one."""
     weight, scale, zero_point, *more = dequantize.args
-    names = _stored_names(exported)
+    names = stored_names(exported)
     tensors = {**exported.state_dict, **exported.constants}
     values = [
         tensors[names[arg.name]] if isinstance(arg, fx.Node) else torch.tensor(arg)

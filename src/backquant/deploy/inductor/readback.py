@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from backquant.deploy.exported import TargetKernel
 from backquant.deploy.inductor.workarounds import reads_weight
 from backquant.deploy.job import ExportJob
-from backquant.deploy.program import Program
+from backquant.deploy.program import Program, stored_names
 from backquant.deploy.roundings import computed, dithered, float_tensors, ratio
 from backquant.deploy.session import resized, twice_if_allowed
 from backquant.errors import ExportError, first_line
@@ -81,9 +81,7 @@ def _by_scales(calls: list[_Call], constants: dict[str, str], program: Program) 
 
 def _readers_of_scales(program: Program) -> dict[str, list[str]]:
     """The operators that compute with a weight, in order, by the full name of its scales."""
-    signature = program.exported.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    names |= signature.inputs_to_lifted_tensor_constants
+    names = stored_names(program.exported)
     found: dict[str, list[str]] = {}
     for node in filter(is_channel_dequantize, program.exported.graph.nodes):
         own = found.setdefault(names.get(str(node.args[1]), ""), [])
