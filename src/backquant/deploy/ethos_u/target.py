@@ -135,16 +135,16 @@ class EthosUTarget(LiteRTTarget):
     def write(self, job: ExportJob, path: Path) -> Written:
         """Write the file, and compile it."""
         accelerator = _accelerator(job)
-        lowered, content = written_file(job)
+        network, content = written_file(job)
         path.write_bytes(content)
         if importlib.util.find_spec("ethosu") is None:
-            kernels = tuple(_kernel(each, "", "") for each in lowered.network.operations)
+            kernels = tuple(_kernel(each, "", "") for each in network.operations)
             return Written(f"{accelerator}, not compiled: ethos-u-vela is not installed", kernels)
         flags = {k.replace("_", "-"): str(v) for k, v in job.options.items() if k in _VELA}
         place = path.with_name(f"{path.stem}_vela.tflite")
         compiled = compile_file(path, place, accelerator, flags)
         runtime = f"{accelerator}, Vela {metadata.version('ethos-u-vela')}"
-        return _report(job, lowered.network, compiled, runtime)
+        return _report(job, network, compiled, runtime)
 
 
 def _accelerator(job: ExportJob) -> str:

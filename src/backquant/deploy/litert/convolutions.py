@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from backquant.deploy.litert.emitter import (
     Table,
     UnsupportedError,
     Value,
-    activation,
     as_array,
     constant_tensor,
     from_image,
@@ -30,6 +28,7 @@ from backquant.deploy.litert.emitter import (
     image_output,
     pair,
     plain,
+    window_options,
 )
 from backquant.deploy.litert.network import Array, Scales, Tensor, has_free
 from backquant.deploy.litert.pools import SAME, VALID, Amounts, padded, same_padding
@@ -145,14 +144,8 @@ def _convolution(call: Call) -> Value:
     arrange, axis = (_depthwise, 3) if depthwise else (_ordinary, 0)
     weight = stored_weight(call, arrange, axis)
     bias = bias_of(call, source, weight, outputs)
-    options: dict[str, Any] = {
-        "padding": how,
-        "strideH": window.stride[0],
-        "strideW": window.stride[1],
-        "dilationHFactor": window.dilation[0],
-        "dilationWFactor": window.dilation[1],
-        "fusedActivationFunction": activation(call),
-    }
+    options = window_options(call, window.stride, how)
+    options |= dict(zip(("dilationHFactor", "dilationWFactor"), window.dilation, strict=True))
     if depthwise:
         options["depthMultiplier"] = outputs // groups
     code = "DEPTHWISE_CONV_2D" if depthwise else "CONV_2D"
@@ -193,13 +186,7 @@ def _transposed(call: Call) -> Value:
     out = image_output(call)
     made, how = _whole(call, source, weight, out, window, padding)
     inputs = (call.emitter.integers(made.shape, "output_shape"), weight, source, bias)
-    options = {
-        "padding": how,
-        "strideH": window.stride[0],
-        "strideW": window.stride[1],
-        "fusedActivationFunction": activation(call),
-    }
-    call.emitter.emit("TRANSPOSE_CONV", inputs, made, **options)
+    call.emitter.emit("TRANSPOSE_CONV", inputs, made, **window_options(call, window.stride, how))
     if made is not out:
         begin = call.emitter.integers((0, *padding, 0), "begin")
         call.emitter.emit("SLICE", (made, begin, call.emitter.integers(out.shape, "size")), out)

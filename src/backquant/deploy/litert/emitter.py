@@ -183,7 +183,9 @@ def _groups(
 
 
 class UnsupportedError(Exception):
-    """An operator that the format cannot express; the words say what of it."""
+    """An operator that the format cannot express; the words say what of it. ``node``: which it is, if one."""
+
+    node: fx.Node | None = None
 
 
 @dataclass(eq=False)
@@ -632,6 +634,16 @@ _ACTIVATIONS = {"NONE": 0, "RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
 def activation(call: Call) -> int:
     """The clamp of a kernel, by the schema's number."""
     return _ACTIVATIONS[call.activation]
+
+
+def window_options(call: Call, stride: Sequence[int], padding: int) -> dict[str, Any]:
+    """What kernels of windows have in common; ``padding``: the schema's number."""
+    return {
+        "padding": padding,
+        "strideH": stride[0],
+        "strideW": stride[1],
+        "fusedActivationFunction": activation(call),
+    }
 
 
 def pair(value: Any, rank: int, of_lines: int = 1) -> tuple[int, int]:

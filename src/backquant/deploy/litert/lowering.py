@@ -54,22 +54,6 @@ FILLED = tuple(
 )
 
 
-class RefusedError(Exception):
-    """A node that cannot be written, and why."""
-
-    def __init__(self, node: fx.Node, words: str) -> None:
-        super().__init__(words)
-        self.node = node
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """``network``, and the nodes at which values are transposed inside of it, one for each."""
-
-    network: Network
-    transposes: tuple[str, ...]
-
-
 @dataclass(eq=False)
 class Lowering:
     """One program. ``channels_last``: inputs and outputs of four axes are stored so."""
@@ -81,8 +65,8 @@ class Lowering:
     values: dict[fx.Node, Any] = field(default_factory=dict)
     done: set[fx.Node] = field(default_factory=set)
 
-    def run(self) -> Lowered:
-        """Raises ``RefusedError`` at the first node that the format cannot express."""
+    def run(self) -> Network:
+        """Raises ``UnsupportedError``, which names it, at the first node that the format cannot express."""
         graph = self.program.exported.graph
         self._bind_inputs(graph)
         for node in graph.nodes:
@@ -91,13 +75,14 @@ class Lowering:
                 try:
                     self._lower(node)
                 except UnsupportedError as error:
-                    raise RefusedError(node, str(error)) from error
+                    error.node = node
+                    raise
         self.emitter.node = ""
         self._bind_outputs(graph)
         network = self.emitter.network
         network.drop_unread()
         network.name_tensors()
-        return Lowered(network, tuple(each.node for each in network.transposes_inside()))
+        return network
 
     # -- edges ----------------------------------------------------------------------------------------
 

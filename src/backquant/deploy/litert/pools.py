@@ -24,7 +24,6 @@ from backquant.deploy.litert.emitter import (
     Table,
     UnsupportedError,
     Value,
-    activation,
     always,
     constant_tensor,
     from_image,
@@ -32,6 +31,7 @@ from backquant.deploy.litert.emitter import (
     image_output,
     last,
     pair,
+    window_options,
     without,
 )
 from backquant.deploy.litert.network import LIMITS, Scales, Tensor, has_free
@@ -113,22 +113,13 @@ def _pool(code: str, call: Call) -> Value:
         source, how = padded(call, source, amounts, same, -math.inf)
     else:
         source, how = padded(call, source, amounts, None)
-    options = _pool_options(kernel, stride, how, activation(call))
-    call.emitter.emit(code, (source,), made, **options)
+    call.emitter.emit(code, (source,), made, **_options(call, kernel, stride, how))
     return from_image(call, made, rank)
 
 
-def _pool_options(
-    kernel: Sequence[int], stride: Sequence[int], padding: int, fused: int
-) -> dict[str, Any]:
-    return {
-        "padding": padding,
-        "filterHeight": kernel[0],
-        "filterWidth": kernel[1],
-        "strideH": stride[0],
-        "strideW": stride[1],
-        "fusedActivationFunction": fused,
-    }
+def _options(call: Call, kernel: Sequence[int], stride: Sequence[int], how: int) -> dict[str, Any]:
+    sizes = {"filterHeight": kernel[0], "filterWidth": kernel[1]}
+    return window_options(call, stride, how) | sizes
 
 
 def _amounts(
@@ -208,7 +199,7 @@ def _adaptive(call: Call) -> Value:
     if any(n % out for n, out in axes):
         return from_image(call, _by_matrices(call, source, made), rank)
     windows = [n // out for n, out in axes]
-    options = _pool_options(windows, windows, VALID, activation(call))
+    options = _options(call, windows, windows, VALID)
     call.emitter.emit("AVERAGE_POOL_2D", (source,), made, **options)
     return from_image(call, made, rank)
 

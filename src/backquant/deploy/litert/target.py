@@ -33,8 +33,8 @@ from backquant.deploy.litert.emitter import (
     activation,
     plain,
 )
-from backquant.deploy.litert.lowering import FILLED, Lowered, Lowering, RefusedError
-from backquant.deploy.litert.network import CHANNELS_LAST, Array, Tensor, to_bytes
+from backquant.deploy.litert.lowering import FILLED, Lowering
+from backquant.deploy.litert.network import CHANNELS_LAST, Array, Network, Tensor, to_bytes
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.deploy.roundings import other_dtypes, unstated_rounding
 from backquant.deploy.target import Requirement
@@ -304,10 +304,9 @@ class LiteRTTarget:
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Write, and read back."""
-        lowered, content = written_file(job)
+        network, content = written_file(job)
         path.write_bytes(content)
-        found = read_back(content)
-        return _report(job, lowered, found)
+        return _report(job, network, read_back(content))
 
     def loaded(self, path: Path) -> LoadedFile:
         """See ``backquant.deploy.session``."""
@@ -318,39 +317,40 @@ class LiteRTTarget:
         return LoadedFile(path.read_bytes(), delegates=False)
 
 
-def written_file(job: ExportJob) -> tuple[Lowered, bytes]:
+def written_file(job: ExportJob) -> tuple[Network, bytes]:
     """The network of a job, and its bytes. Raises ``ExportError`` for what the format cannot express."""
     program = decomposed(job.program)
     last = bool(job.options.get("channels_last"))
-    lowering = Lowering(program, RULES, last)
     try:
-        lowered = lowering.run()
-    except RefusedError as error:
-        raise _refused(job, program, error) from error
-    return lowered, to_bytes(lowered.network, channels_last=last)
+        network = Lowering(program, RULES, last).run()
+    except UnsupportedError as error:
+        if error.node is None:
+            raise
+        raise _refused(job, program, error.node, error) from error
+    return network, to_bytes(network, channels_last=last)
 
 
-def _refused(job: ExportJob, program: Program, error: RefusedError) -> ExportError:
-    origin = program.origins.get(error.node.name, error.node.name)
+def _refused(job: ExportJob, program: Program, node: fx.Node, error: Exception) -> ExportError:
+    origin = program.origins.get(node.name, node.name)
     return ExportError(
-        f"LiteRT has no counterpart for {error.node.target}: {error}",
+        f"LiteRT has no counterpart for {node.target}: {error}",
         where=job.place_of(origin) or origin,
         fix="write that part with other operators, or keep it outside of the exported model",
     )
 
 
-def _report(job: ExportJob, lowered: Lowered, found: Sequence[ReadOperator]) -> Written:
+def _report(job: ExportJob, network: Network, found: Sequence[ReadOperator]) -> Written:
     kernels = []
-    for operation, read in zip(lowered.network.operations, found, strict=True):
+    for operation, read in zip(network.operations, found, strict=True):
         nodes = (operation.node,) if operation.node else ()
         name = f"{read.code}{' (XNNPACK)' if read.delegated else ''}"
         kernels.append(TargetKernel(name, nodes, read.dtype, integer=read.is_integer))
     runtime = f"ai-edge-litert {metadata.version('ai-edge-litert')}"
-    return Written(runtime, tuple(kernels), undelegated=tuple(_transposes(job, lowered)))
+    return Written(runtime, tuple(kernels), undelegated=tuple(_transposes(job, network)))
 
 
-def _transposes(job: ExportJob, lowered: Lowered) -> Iterator[Reason]:
-    for node in lowered.transposes:
+def _transposes(job: ExportJob, network: Network) -> Iterator[Reason]:
+    for node in (each.node for each in network.transposes_inside()):
         yield Reason(
             node or "output",
             ReasonCode.NOT_DELEGATED,
