@@ -76,19 +76,19 @@ class Rules(dict[Any, Rule]):
     """Rules by the overload that they are for."""
 
     def on(self, *targets: Any) -> Callable[[Rule], Rule]:
-        """A decorator of the rule for these: names, as ``named``, or overloads."""
+        """A decorator of the rule for these: names, as of ``overload_named``, or overloads."""
 
         def register(rule: Rule) -> Rule:
-            self.update((named(t) if isinstance(t, str) else t, rule) for t in targets)
+            self.update((overload_named(t) if isinstance(t, str) else t, rule) for t in targets)
             return rule
 
         return register
 
 
-def named(name: str) -> Any:
+def overload_named(name: str) -> Any:
     """The overload that ``"add.Scalar"`` stands for, or ``"add"``: its usual one.
 
-    >>> named("add.Scalar"), named("relu")
+    >>> overload_named("add.Scalar"), overload_named("relu")
     (<OpOverload(op='aten.add', overload='Scalar')>, <OpOverload(op='aten.relu', overload='default')>)
     """
     return overload(*name.split("."))

@@ -149,7 +149,7 @@ class AttentionRewriter:
 
     masks: dict[Any, Any] = field(default_factory=dict)
 
-    def __call__(self, node: Any, write: AtenCalls) -> Any:
+    def __call__(self, node: fx.Node, write: AtenCalls) -> Any:
         query, key, value, mask, dropout, causal, scale, _ = arguments(node).values()
         key, value = _shared(key, value)
         sizes = _Sizes.of(query, key, value)
@@ -251,7 +251,7 @@ def rewrite(program: ExportedProgram) -> None:
 
 
 @RULES.on(*named("mean").aten)
-def _mean(node: Any, write: AtenCalls) -> Any:
+def _mean(node: fx.Node, write: AtenCalls) -> Any:
     said = arguments(node)
     source, axes, keep = said["self"], said.get("dim"), said.get("keepdim")
     rank = source.meta["val"].dim()
@@ -326,7 +326,7 @@ def _squeeze(node: fx.Node, write: AtenCalls) -> Any:
 
 
 @RULES.on(*overloads("rms_norm"))
-def _rms_norm(node: Any, write: AtenCalls) -> Any:
+def _rms_norm(node: fx.Node, write: AtenCalls) -> Any:
     source, sizes, weight, eps = arguments(node).values()
     value = source.meta["val"]
     if len(sizes) != 1 or value.dtype is not torch.float32:
@@ -409,7 +409,7 @@ def _power(node: Any, write: AtenCalls) -> Any:
 
 
 @RULES.on(*overloads("roll"))
-def _roll(node: Any, write: AtenCalls) -> Any:
+def _roll(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 12, where the sizes are known."""
     made, shifts, axes = arguments(node).values()
     sizes = made.meta["val"].shape

@@ -27,7 +27,6 @@ from backquant.deploy.edits import (
     arguments,
     before,
     first_only,
-    named,
     sizes_of,
 )
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
@@ -54,7 +53,7 @@ _LARGEST, _LARGEST_AND_PLACES = overload("amax"), overload("max", "dim")
 
 
 @VOLUMES.on(_LARGEST, _LARGEST_AND_PLACES)
-def maximum(node: Any, write: AtenCalls) -> Any:
+def maximum(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 1."""
     source, axes, keep = arguments(node).values()
     value = source.meta["val"]
@@ -154,10 +153,10 @@ def _ends_inside(size: int, window: int, step: int, padding: int, dilation: int)
     return free >= 0 and free % step == 0
 
 
-_ADAPTIVE_MAXIMUM = named("adaptive_max_pool2d")
+_ADAPTIVE_MAXIMUM = overload("adaptive_max_pool2d")
 _WINDOWS = {
-    named("adaptive_avg_pool2d"): named("avg_pool2d"),
-    _ADAPTIVE_MAXIMUM: named("max_pool2d"),
+    overload("adaptive_avg_pool2d"): overload("avg_pool2d"),
+    _ADAPTIVE_MAXIMUM: overload("max_pool2d"),
 }
 
 
@@ -279,8 +278,8 @@ def adaptive_pool(node: Any, write: AtenCalls) -> Any:
 
 
 _RESIZES = {
-    named("upsample_nearest3d.vec"): named("upsample_nearest2d.vec"),
-    named("upsample_trilinear3d.vec"): named("upsample_bilinear2d.vec"),
+    overload("upsample_nearest3d", "vec"): overload("upsample_nearest2d", "vec"),
+    overload("upsample_trilinear3d", "vec"): overload("upsample_bilinear2d", "vec"),
 }
 
 

@@ -13,8 +13,7 @@ from torch import fx
 
 from backquant.deploy.edits import AtenCalls, Rules, arguments, replace, sizes_of
 from backquant.lower.qdq import is_dequantize
-from backquant.operators import named as known
-from backquant.operators import overload
+from backquant.operators import named, overload
 
 WORKAROUNDS = Rules()
 
@@ -48,7 +47,7 @@ def cut(node: Any, write: AtenCalls) -> Any:
 # A split stays where the delegate would not take its slices: of integers, and of sizes that are free.
 
 
-@WORKAROUNDS.on(*known("select").aten)
+@WORKAROUNDS.on(*named("select").aten)
 def one(node: Any, write: AtenCalls) -> Any:
     """``select``."""
     source, axis, index = node.args
@@ -57,8 +56,8 @@ def one(node: Any, write: AtenCalls) -> Any:
     return _one_of(write, source, axis, index % size) if is_known else None
 
 
-@WORKAROUNDS.on(*known("unbind").aten)
-def each(node: Any, _: AtenCalls) -> None:
+@WORKAROUNDS.on(*named("unbind").aten)
+def each(node: fx.Node, _: AtenCalls) -> None:
     """``unbind``."""
     source, axis = arguments(node).values()
     for item in list(node.users):
@@ -73,7 +72,7 @@ def _one_of(write: AtenCalls, source: Any, axis: int, index: int) -> Any:
 
 
 @WORKAROUNDS.on("split.Tensor", "split_with_sizes")
-def pieces(node: Any, _: AtenCalls) -> None:
+def pieces(node: fx.Node, _: AtenCalls) -> None:
     """``split``, by a size or by sizes."""
     source, _sizes, axis = arguments(node).values()
     value, found = source.meta["val"], node.meta["val"]
@@ -100,7 +99,7 @@ def pieces(node: Any, _: AtenCalls) -> None:
 
 
 @WORKAROUNDS.on("sort", "sort.stable", "argsort", "argsort.stable")
-def order(node: Any, write: AtenCalls) -> Any:
+def order(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 1, also for the places alone (``argsort``)."""
     given = arguments(node)
     source, axis = given["self"], given["dim"]
@@ -140,7 +139,7 @@ def count(node: fx.Node, write: AtenCalls) -> Any:
 
 
 @WORKAROUNDS.on("softplus")
-def _softplus(node: Any, write: AtenCalls) -> Any:
+def _softplus(node: fx.Node, write: AtenCalls) -> Any:
     source, beta, _ = arguments(node).values()
     beta = float(beta)
     if not source.meta["val"].is_floating_point() or beta <= 0:
@@ -169,7 +168,7 @@ def _written(write: AtenCalls, value: Any) -> Any:
 # between the mean and what it dequantizes, keeps the delegate from computing on integers.
 
 REASON = "XNNPACK's mean of integers is wrong in a larger batch than the one before, where sizes are free"
-_MEANS = frozenset(known("mean").aten)
+_MEANS = frozenset(named("mean").aten)
 _POOLS = frozenset(overload(f"adaptive_avg_pool{dims}d") for dims in (1, 2))
 
 
@@ -236,7 +235,7 @@ MOST_TAPS = 25
 
 
 @WORKAROUNDS.on("conv2d")
-def split_depthwise(node: Any, write: AtenCalls) -> Any:
+def split_depthwise(node: fx.Node, write: AtenCalls) -> Any:
     """Replace ``node``, a convolution of images, if it is such a one and all sizes are known."""
     source, weight, bias, stride, padding, dilation, groups = arguments(node).values()
     image, kernel = source.meta["val"], weight.meta["val"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls, arguments, before, named, replace, rewrite
+from backquant.deploy.edits import AtenCalls, arguments, before, replace, rewrite
 from backquant.deploy.program import Program
 from backquant.graph import copied_graph
 from backquant.graph.dialect_ops import register_quantized_decomposed
@@ -58,7 +58,7 @@ def _is_integer(conv: fx.Node) -> bool:
     return batched and is_dequantize(value) and is_channel_dequantize(weight)
 
 
-def _widen(widened: dict[Any, Any], conv: Any, write: AtenCalls) -> None:
+def _widen(widened: dict[Any, Any], conv: fx.Node, write: AtenCalls) -> None:
     """Integers are widened, and the height goes after what is fused with the convolution.
 
     ``widened``: those that are already, so that layers that share a weight share one of height 1, and
@@ -247,7 +247,7 @@ def keep_transposed(program: Program) -> None:
 # with zeros, and its kernel refuses it; and it takes none that pads more behind than in front, as ``"same"``
 # does with an even kernel. Such a difference is a padding of its own, of the integers.
 
-_PADDED_CONVOLUTIONS = {named(f"{name}.padding"): named(name) for name in ("conv1d", "conv2d")}
+_PADDED_CONVOLUTIONS = {overload(name, "padding"): overload(name) for name in ("conv1d", "conv2d")}
 
 
 def number_paddings(program: Program) -> None:
@@ -265,7 +265,7 @@ def number_paddings(program: Program) -> None:
     rewrite(program.exported, dict.fromkeys(_PADDED_CONVOLUTIONS, _number))
 
 
-def _number(conv: Any, write: AtenCalls) -> Any:
+def _number(conv: fx.Node, write: AtenCalls) -> Any:
     value, weight, bias, stride, padding, dilation, groups = arguments(conv).values()
     kernel = list(weight.meta["val"].shape[2:])
     rates = _each(dilation, kernel)

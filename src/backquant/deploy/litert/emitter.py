@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from backquant.deploy.edits import arguments, named
+from backquant.deploy.edits import arguments, overload_named
 from backquant.deploy.litert.network import (
     DTYPES,
     LIMITS,
@@ -477,7 +477,9 @@ class Table(dict[Any, Rule]):
 
     def add(self, names: str, write: Write, integer: Fits = never, **traits: Any) -> None:
         """One rule for the operators of these ``names``."""
-        self.update(dict.fromkeys(map(named, names.split()), Rule(write, integer, **traits)))
+        self.update(
+            dict.fromkeys(map(overload_named, names.split()), Rule(write, integer, **traits))
+        )
 
     def rule(self, names: str, integer: Fits = never, **traits: Any) -> Callable[[Write], Write]:
         """The same, as a decorator of what writes them."""

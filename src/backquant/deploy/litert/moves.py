@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from backquant.deploy.edits import named
+from backquant.deploy.edits import overload_named
 from backquant.deploy.litert.emitter import (
     CHANNELS_LAST,
     Call,
@@ -200,7 +200,7 @@ def _part(call: Call, source: fx.Node, index: int) -> Value:
     """Rule 3."""
     value = call.read("self")
     axis = hints(call.args["dim"]) % len(value.shape)
-    if source.target is named("unbind.int"):
+    if source.target is overload_named("unbind.int"):
         return _item(call, value, axis, index)
     before = (hints(source.meta["val"][place].shape[axis]) for place in range(index))
     return _cut(call, value, axis, sum(before))
@@ -209,7 +209,7 @@ def _part(call: Call, source: fx.Node, index: int) -> Value:
 _SPLITS = "split.Tensor split_with_sizes split.sizes chunk unbind.int tensor_split.sections"
 #: Operators of several results: how an item of theirs is written, for a call with their arguments.
 PARTS: dict[Any, Callable[[Call, fx.Node, int], Value]] = dict.fromkeys(
-    map(named, _SPLITS.split()), _part
+    map(overload_named, _SPLITS.split()), _part
 )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.edits import named
 from backquant.deploy.litert.emitter import (
     Call,
     Constant,
@@ -24,6 +23,7 @@ from backquant.deploy.litert.emitter import (
     without,
 )
 from backquant.deploy.litert.network import Tensor
+from backquant.operators import overload
 
 TABLE = Table()
 
@@ -176,6 +176,6 @@ def _masked(call: Call, scores: Tensor) -> Tensor:
 
 
 PARTS: dict[Any, Callable[[Call, fx.Node, int], Value]] = {
-    named("_native_batch_norm_legit_no_training"): _first(_batch_norm),
-    named("native_layer_norm"): _first(_layer_norm),
+    overload("_native_batch_norm_legit_no_training"): _first(_batch_norm),
+    overload("native_layer_norm"): _first(_layer_norm),
 }
