@@ -106,12 +106,13 @@ class GgufFile:
         return found.reshape(*tensor.shape[:-1], tensor.row)
 
 
+def damaged(words: str, place: Path) -> ArtifactError:
+    """What is said of a file at ``place`` that cannot be right."""
+    return ArtifactError(words, where=str(place), fix="copy or download the file again")
+
+
 def _damaged(place: Path, words: str) -> ArtifactError:
-    return ArtifactError(
-        f"{place} is no whole GGUF file: {words}",
-        where=str(place),
-        fix="copy or download the file again",
-    )
+    return damaged(f"{place} is no whole GGUF file: {words}", place)
 
 
 class _Header:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from backquant.deploy.checkpoints.formats import Held, Reader
 from backquant.deploy.checkpoints.gguf_blocks import BLOCK_TYPES
-from backquant.deploy.checkpoints.gguf_file import FLOATS, GgufFile, Stored
+from backquant.deploy.checkpoints.gguf_file import FLOATS, GgufFile, Stored, damaged
 from backquant.deploy.checkpoints.gguf_model import (
     ARCHITECTURES,
     NEEDED,
@@ -144,11 +144,7 @@ class GgufSource:
         return []
 
     def _wrong(self, words: str) -> ArtifactError:
-        return ArtifactError(
-            f"{self.place} contradicts itself: {words}",
-            where=str(self.place),
-            fix="copy or download the file again",
-        )
+        return damaged(f"{self.place} contradicts itself: {words}", self.place)
 
 
 @dataclass(frozen=True)
@@ -184,11 +180,7 @@ def open_gguf(place: str | os.PathLike[str]) -> QuantizedCheckpoint:
             config.setdefault("vocab_size", table.shape[0])
         missing = [key for key in NEEDED if int(config.get(key, 0)) <= 0]
         if missing:
-            raise ArtifactError(
-                f"{file.place} does not say {', '.join(missing)}",
-                where=str(file.place),
-                fix="copy or download the file again",
-            )
+            raise damaged(f"{file.place} does not say {', '.join(missing)}", file.place)
     source = GgufSource(file, config)
     schemes = dict(_schemes(source))
     if not schemes:
@@ -204,9 +196,5 @@ def _schemes(source: GgufSource) -> Iterator[tuple[str, Scheme]]:
         if kind is None:
             continue
         if len(place.shape) != 2 or not name.endswith(_WEIGHT):
-            raise ArtifactError(
-                f"{name} is {place.stored.kind}, and no matrix",
-                where=str(source.place),
-                fix="copy or download the file again",
-            )
+            raise damaged(f"{name} is {place.stored.kind}, and no matrix", source.place)
         yield name.removesuffix(_WEIGHT), kind.scheme
