@@ -99,7 +99,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
     >>> program = torch.export.export(torch.nn.Softplus(), (torch.ones(2),))
     >>> arguments(program.graph.output_node().args[0][0])
-    {'self': input_1, 'beta': 1.0, 'threshold': 20.0}
+    {'self': input, 'beta': 1.0, 'threshold': 20.0}
     """
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((each.name for each in schema), node.args, strict=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -160,7 +161,7 @@ def _lay(node: fx.Node, module: fx.GraphModule, rule: str) -> None:
     for each in after:
         with graph.inserting_after(each):
             back = graph.call_function(torch.transpose, (each, 2, 3))
-        each.replace_all_uses_with(back, delete_user_cb=lambda user, b=back: user is not b)
+        each.replace_all_uses_with(back, delete_user_cb=partial(operator.is_not, back))
 
 
 def _end(node: fx.Node, module: fx.GraphModule) -> fx.Node:

@@ -57,7 +57,7 @@ def one(node: Any, write: AtenCalls) -> Any:
 
 
 @WORKAROUNDS.on(*named("unbind").aten)
-def each(node: fx.Node, _: AtenCalls) -> None:
+def each(node: Any, _: AtenCalls) -> None:
     """``unbind``."""
     source, axis = arguments(node).values()
     for item in list(node.users):
@@ -72,7 +72,7 @@ def _one_of(write: AtenCalls, source: Any, axis: int, index: int) -> Any:
 
 
 @WORKAROUNDS.on("split.Tensor", "split_with_sizes")
-def pieces(node: fx.Node, _: AtenCalls) -> None:
+def pieces(node: Any, _: AtenCalls) -> None:
     """``split``, by a size or by sizes."""
     source, _sizes, axis = arguments(node).values()
     value, found = source.meta["val"], node.meta["val"]
