@@ -440,11 +440,6 @@ def plain_model(
     return with_plain_names(model, lambda part: type(part) in whole)
 
 
-def _conversion_custom(custom: ConvertCustomConfig | dict[str, Any] | None) -> ConvertCustomConfig:
-    """The custom config as it is, from its dict form, or an empty one."""
-    return ConvertCustomConfig() if custom is None else _given(custom, ConvertCustomConfig)
-
-
 def given_fusion(custom: FuseCustomConfig | dict[str, Any] | None) -> FuseCustomConfig:
     """The custom config as it is, from its dict form, or an empty one."""
     return FuseCustomConfig() if custom is None else _given(custom, FuseCustomConfig)
@@ -462,7 +457,7 @@ def given_conversion(
     True
     """
     return ConvertRequest(
-        _conversion_custom(custom),
+        ConvertCustomConfig() if custom is None else _given(custom, ConvertCustomConfig),
         None if mapping is None or mapping == {} else given_mapping(mapping),
         None if backend is None or backend == {} else given_backend(backend),
         remove_qconfig,

@@ -38,6 +38,7 @@ from backquant.graph.example_call import ExampleCall
 from backquant.graph.shapes import Range, joined_ranges, ranges_of
 from backquant.graph.state import copy_state
 from backquant.lower.engine_dtypes import check_engine_dtypes
+from backquant.match.default_rules import Choice
 from backquant.pipeline.by_sample import LEAST_DECIBELS, compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.divisors import rules_for_divisors
@@ -157,6 +158,7 @@ class Inputs(NamedTuple):
     called: ExampleCall
     batches: Iterable[Any] | None
     data: Any
+    has_recurrent: bool
 
 
 class Flow:
@@ -200,7 +202,8 @@ class Flow:
         self, opened: Opened, example_inputs: Any, calibration: Iterable[Any] | None
     ) -> Calibrated:
         inputs = self.look(opened, example_inputs, calibration)
-        capturing = self._capturing(opened, inputs)
+        how, shapes, own = self.options.capture, self.options.dynamic_shapes, opened.requested.own
+        capturing = Capturing(how, inputs.called.inputs, shapes, own, decompose=True)
         step = self.plan(opened, inputs, capturing)
         inputs = inputs._replace(called=inputs.called._replace(output=None))  # it may be large
         prepared = self.prepare(opened, inputs, step)
@@ -238,14 +241,10 @@ class Flow:
         """Call the model on its example inputs; the calibration set still holds every batch."""
         calibration = inputs_of(opened.frozen, calibration)
         called, batches = example_of_rank_0(self.ranks, opened.frozen, example_inputs, calibration)
-        data = called.inputs
-        if has_recurrent(opened.frozen):  # they are tried on it
+        data, is_recurrent = called.inputs, has_recurrent(opened.frozen)
+        if is_recurrent:  # they are tried on it
             data, batches = data_of_rank_0(self.ranks, opened.frozen, data, batches)
-        return Inputs(called, batches, data)
-
-    def _capturing(self, opened: Opened, inputs: Inputs) -> Capturing:
-        how, shapes, own = self.options.capture, self.options.dynamic_shapes, opened.requested.own
-        return Capturing(how, inputs.called.inputs, shapes, own, decompose=True)
+        return Inputs(called, batches, data, is_recurrent)
 
     def plan(self, opened: Opened, inputs: Inputs, capturing: Capturing) -> Planned:
         """Capture the model, decide about each operator, and fuse. Raises ``EngineError`` where the engine
@@ -261,8 +260,9 @@ class Flow:
         """What is chosen on data, by all ranks alike."""
         example, batches = inputs.called.inputs, inputs.batches
         measured = partial(_ranges, self.ranks, batches, example)
-        rules = (
-            partial(rules_for_recurrent, data=inputs.data),
+        recurrent = (partial(rules_for_recurrent, data=inputs.data),)
+        rules: tuple[Choice, ...] = (
+            *(recurrent if inputs.has_recurrent else ()),
             partial(rules_for_joins, measured=measured),
             partial(rules_for_divisors, measured=measured),
         )

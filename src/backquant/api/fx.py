@@ -24,7 +24,12 @@ from backquant.api.arguments import (
 )
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.batches import call_that_runs, called_on_example
-from backquant.convert import convert_to_reference, original_weights, reference_state
+from backquant.convert import (
+    ReferenceModel,
+    convert_to_reference,
+    original_weights,
+    reference_state,
+)
 from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
 from backquant.graph import preserve
@@ -90,7 +95,7 @@ def fuse_fx(
     if model.training:
         fused = fuse_for_training(model, backend, PrepareCustomConfig())
     else:
-        fused = fused_graph(model, backend).fused.module
+        fused = fused_graph(model, backend)
     preserve(fused, model, custom.preserved_attributes, "FuseCustomConfig")
     fused.recompile()
     return fused
@@ -339,12 +344,8 @@ def convert_to_reference_fx(
     >>> convert_to_reference_fx(prepared, dialect="decomposed").get_submodule("0").weight.dtype
     torch.int8
     """
-    request = given_conversion(
-        convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
-    )
-    refuse_not_finite(graph_module)
-    request = spelled_request(graph_module, request)
-    reference = convert_to_reference(graph_module, dialect=dialect, request=request)
+    asked = convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
+    reference = _reference(graph_module, asked, dialect)
     reference.recompile()
     return reference
 
@@ -393,12 +394,8 @@ def convert_fx(
     >>> [decision.outcome.value for decision in quantized.plan.decisions.values()]
     ['quantized', 'float']
     """
-    request = given_conversion(
-        convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
-    )
-    refuse_not_finite(graph_module)
-    request = spelled_request(graph_module, request)
-    reference = convert_to_reference(graph_module, request=request)
+    asked = convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
+    reference = _reference(graph_module, asked)
     described = reference_state(reference).backend_config
     nameless = not described.name and described.engine is None
     engine = torch.backends.quantized.engine if nameless else None
@@ -441,10 +438,17 @@ def convert_to_integer_reference(
     >>> [use.kernel for use in convert_to_integer_reference(prepared).kernels]
     ['integer.linear', 'integer.table(sigmoid)']
     """
-    request = given_conversion(
-        convert_custom_config, qconfig_mapping, backend_config, remove_qconfig=True
+    reference = _reference(
+        graph_module, (convert_custom_config, qconfig_mapping, backend_config, True)
     )
-    refuse_not_finite(graph_module)
-    request = spelled_request(graph_module, request)
-    reference = convert_to_reference(graph_module, request=request)
     return quantized_model(reference, graph_module, "integer_reference")
+
+
+def _reference(
+    prepared: fx.GraphModule, asked: tuple[Any, Any, Any, bool], dialect: str = "decomposed"
+) -> ReferenceModel:
+    """The reference model of ``prepared``, for the arguments of ``given_conversion``."""
+    request = given_conversion(*asked)
+    refuse_not_finite(prepared)
+    request = spelled_request(prepared, request)
+    return convert_to_reference(prepared, dialect=dialect, request=request)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import BackendConfig
@@ -72,23 +71,39 @@ def plan_fused(
     >>> [(d.operator, d.outcome.value) for d in found.plan.decisions.values()]
     [('Linear', 'quantized'), ('ReLU', 'float')]
     """
-    attempts = _Attempts(captured, backend_config, qconfig_mapping, custom, values, by_default)
-    first = current = attempts.make(frozenset())
+    values, custom = values or GraphValues(None), custom or CustomMatching()
+
+    def attempt(declined: frozenset[tuple[str, int]] = frozenset()) -> FusedPlan:
+        module, scopes = captured.module, captured.scopes
+        fusions = plan_fusion(module, backend_config, declined=declined, values=values)
+        fused = apply_fusion(module, scopes, fusions, backend_config, is_qat=False, values=values)
+        plan = make_plan(
+            fused.module,
+            fused.scopes,
+            backend_config,
+            qconfig_mapping,
+            fusions=fusions,
+            custom=replace(custom, declined=declined),
+            values=values.renamed({fusion.root: fusion.anchor for fusion in fusions}),
+            by_default=by_default,
+        )
+        return FusedPlan(fused, plan)
+
+    first = current = attempt()
     declined: dict[tuple[str, int], str] = {}  # anchor and entry of the fusion: its root
-    while hiding := attempts.hiding(current):
+    while hiding := _hiding(current.plan, captured, backend_config):
         declined |= hiding
-        current = attempts.make(frozenset(declined))
+        current = attempt(frozenset(declined))
     kept = {key for key, root in declined.items() if current.plan.decisions[root].quantized}
     if not kept:
         return first
-    chosen = current if len(kept) == len(declined) else attempts.make(frozenset(kept))
+    chosen = current if len(kept) == len(declined) else attempt(frozenset(kept))
     notes = (
         _note(fusion, first.plan.decisions[fusion.root])
         for fusion in first.plan.fusions
         if (fusion.anchor, fusion.entry) in kept
     )
-    plan = replace(chosen.plan, notes=(*chosen.plan.notes, *notes))
-    return FusedPlan(chosen.fused, plan)
+    return FusedPlan(chosen.fused, chosen.plan.noted(*notes))
 
 
 def _note(fusion: Fusion, as_one: Decision) -> str:
@@ -99,69 +114,22 @@ def _note(fusion: Fusion, as_one: Decision) -> str:
     )
 
 
-class _Attempts:
-    """Plans with some fusions declined."""
-
-    def __init__(
-        self,
-        captured: Captured,
-        backend: BackendConfig,
-        mapping: QConfigMapping,
-        custom: CustomMatching | None,
-        values: GraphValues | None,
-        by_default: DefaultRules | None,
-    ) -> None:
-        self._captured = captured
-        self._values = values or GraphValues(None)
-        self._backend = backend
-        self._mapping = mapping
-        self._custom = custom or CustomMatching()
-        self._by_default = by_default
-        self._nodes: dict[str, str] | None = None
-
-    def make(self, declined: frozenset[tuple[str, int]]) -> FusedPlan:
-        """The plan without the declined fusions."""
-        module, scopes = self._captured.module, self._captured.scopes
-        fusions = plan_fusion(module, self._backend, declined=declined, values=self._values)
-        fused = apply_fusion(
-            module, scopes, fusions, self._backend, is_qat=False, values=self._values
-        )
-        decided = make_plan(
-            fused.module,
-            fused.scopes,
-            self._backend,
-            self._mapping,
-            fusions=fusions,
-            custom=replace(self._custom, declined=declined),
-            values=self._values.renamed({fusion.root: fusion.anchor for fusion in fusions}),
-            by_default=self._by_default,
-        )
-        return FusedPlan(fused, decided)
-
-    def hiding(self, attempt: FusedPlan) -> dict[tuple[str, int], str]:
-        """The fusions that were refused and whose root alone is admitted."""
-        return {
-            (fusion.anchor, fusion.entry): fusion.root
-            for fusion in attempt.plan.fusions
-            if self._hides(fusion, attempt.plan.decisions[fusion.root])
-        }
-
-    def _hides(self, fusion: Fusion, decision: Decision) -> bool:
+def _hiding(plan: Plan, captured: Captured, backend: BackendConfig) -> dict[tuple[str, int], str]:
+    """The fusions that were refused and whose root alone is admitted."""
+    found: dict[tuple[str, int], str] = {}
+    targets: dict[str, str] = {}
+    for fusion in plan.fusions:
+        decision = plan.decisions[fusion.root]
         if decision.outcome is not Outcome.FLOAT or decision.asked_activation is None:
-            return False
-        root = type_before_parametrizations(self._module_of(fusion.root))
+            continue
+        if not targets:
+            targets = {node.name: str(node.target) for node in captured.module.graph.nodes}
+        root = captured.module.get_submodule(targets[fusion.root])
+        key = OperatorKey("module", type_before_parametrizations(root))
         requests = QConfigRequest(
             decision.asked_activation, decision.asked_weight, decision.asked_output
         )
-        single = (
-            candidate.config
-            for candidate in PatternIndex.of(self._backend).candidates(OperatorKey("module", root))
-            if candidate.pattern.size == 1
-        )
-        return any(judge(config, requests, _ALL).dtype_config is not None for config in single)
-
-    def _module_of(self, node: str) -> nn.Module:
-        if self._nodes is None:
-            graph = self._captured.module.graph
-            self._nodes = {node.name: str(node.target) for node in graph.nodes}
-        return self._captured.module.get_submodule(self._nodes[node])
+        single = (c for c in PatternIndex.of(backend).candidates(key) if c.pattern.size == 1)
+        if any(judge(one.config, requests, _ALL).dtype_config is not None for one in single):
+            found[fusion.anchor, fusion.entry] = fusion.root
+    return found

@@ -18,7 +18,6 @@ from backquant.backend_config import (
     MatchAllNode,
     SequentialFuser,
 )
-from backquant.backend_config.pattern import NormalPattern
 from backquant.errors import BackquantError, ConfigError
 from backquant.graph import (
     Breach,
@@ -33,7 +32,7 @@ from backquant.graph import (
     verify,
 )
 from backquant.graph.shapes import GraphValues
-from backquant.match.fusion import unseen_rank
+from backquant.match.fusion import nested, unseen_rank
 from backquant.match.plan import Fusion
 from backquant.nn.intrinsic.rank import TakesRank
 from backquant.operators import module_for_call
@@ -50,6 +49,7 @@ class Fused(NamedTuple):
     module: fx.GraphModule
     scopes: dict[str, Scope]
     provenance: Provenance
+    fusions: tuple[Fusion, ...]
 
 
 def patterns_are_fused(
@@ -219,7 +219,7 @@ def _fuse_patterns(
     _keep_reads(copied, module, held)
     result = _graph_module(module, held, copied)
     verify(result, after="fusion")
-    return Fused(result, dict(scopes), provenance)
+    return Fused(result, dict(scopes), provenance, planned)
 
 
 def _run_fuser(
@@ -410,9 +410,7 @@ def fuser_arguments(
         values = [_called_as_module(v, n, root) for v, n in zip(values, bound, strict=True)]
     if config._pattern_complex_format is None:
         return values
-    pattern = config.normal_pattern
-    inputs = pattern.anchor.inputs or ()
-    return [values[-1], *(_nested(pattern, values, position) for position in inputs)]
+    return nested(config.normal_pattern, tuple(values))
 
 
 def parts_of_call(
@@ -433,13 +431,6 @@ def parts_of_call(
         None if node is None or kind == "any" else node.target
         for node, kind in zip(bound, kinds, strict=True)
     )
-
-
-def _nested(pattern: NormalPattern, values: list[Any], position: int) -> Any:
-    inputs = pattern.nodes[position].inputs
-    if inputs is None:
-        return values[position]
-    return (values[position], *(_nested(pattern, values, item) for item in inputs))
 
 
 def _module(node: fx.Node | None, modules: Mapping[str, nn.Module], root: nn.Module) -> Any:

@@ -84,7 +84,7 @@ class GraphIndex:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self.graph = module.graph
+        self.module, self.graph = module, module.graph
         self.modules: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
         self.nodes: dict[str, fx.Node] = {}
         self.position: dict[fx.Node, int] = {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig, DefaultOverride, LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.graph import GraphIndex, Scope
-from backquant.match.float_places import FloatPlace, calls_one_of, find_float_places, keys_of
+from backquant.match.float_places import calls_one_of, find_float_places, keys_of
 from backquant.match.plan import Decision, MatchKind, Plan, Reason, RuleKind, RuleRef
 from backquant.qconfig import QConfigMapping, qconfig_equals
 from backquant.qconfig.build import ptq_qconfig
@@ -116,7 +117,8 @@ class ChosenRules(NamedTuple):
     separate_layers: tuple[str, ...] = ()
 
 
-class Draft(NamedTuple):
+@dataclass(frozen=True)
+class Draft:
     """A fused graph with a plan for it, and what that was made for: further rules are chosen by it."""
 
     module: fx.GraphModule
@@ -126,9 +128,38 @@ class Draft(NamedTuple):
     mapping: QConfigMapping
     by_default: DefaultRules
 
+    @cached_property
+    def graph(self) -> GraphIndex:
+        """The nodes by name, with what they call."""
+        return GraphIndex(self.module)
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """Module, operator and number of each call, as rules count them."""
+        uses: Counter[tuple[str, Any]] = Counter()
+        found: dict[str, Place] = {}
+        for node in self.module.graph.nodes:
+            scope = self.scopes.get(node.name, Scope("", None))
+            if node.op in ("call_function", "call_method"):
+                path, kind = scope.path, node.target
+            elif node.op == "call_module" and node.name in self.scopes:
+                path, kind = scope.parent, scope.module_type
+            else:
+                continue
+            found[node.name] = (path, kind, uses[path, kind])
+            uses[path, kind] += 1
+        return found
+
     def is_named(self, node: str) -> bool:
         """Whether the request names the place of this node."""
         return self.by_default.named(self.plan.decisions[node])
+
+    def in_float(self, nodes: Iterable[str]) -> QConfigMapping:
+        """The mapping with a rule for the place of each of these nodes, which leaves it in float."""
+        result = copy.copy(self.mapping)
+        for node in nodes:
+            result.set_module_name_object_type_order(*self.places[node], None)
+        return result
 
 
 #: Chooses further rules for a draft; ``None``: none.
@@ -140,89 +171,46 @@ def rules_for_places(draft: Draft) -> ChosenRules | None:
 
     Operators that stay float anyway get no rule, nor do those at places that the mapping names.
     """
-    module, scopes, plan, backend, mapping, by_default = draft
-    rules = by_default.rules
+    rules = draft.by_default.rules
     if not any(rule.at_places for rule in rules):
         return None
-    graph = GraphIndex(module)
-    found = find_float_places(graph, rules)
-    places = places_of(module, scopes)
     found = tuple(
         left
-        for left in found
-        if left.node in places
-        and graph.nodes[left.node].op != "call_method"  # these rules are for functions
-        and plan.decisions[left.node].quantized
-        and not by_default.named(plan.decisions[left.node])
+        for left in find_float_places(draft.graph, rules)
+        if left.node in draft.places
+        and draft.graph.nodes[left.node].op != "call_method"  # these rules are for functions
+        and draft.plan.decisions[left.node].quantized
+        and not draft.is_named(left.node)
     )
-    if not found:
-        return None
-    result = without_places(mapping, (places[left.node] for left in found))
-    return ChosenRules(result, tuple(_notes(found, rules, backend)))
+    notes = []
+    for position, rule in enumerate(rules):
+        if names := [left.node for left in found if left.rule == position]:
+            many = f"{len(names)} stay float by default on {draft.backend.name}"
+            notes.append(f"{many} ({first_of(names)}): {_why(rule)}")
+    return ChosenRules(draft.in_float(one.node for one in found), tuple(notes)) if found else None
 
 
 def rules_for_reasons(draft: Draft, reasons: Mapping[str, Reason], why: str) -> ChosenRules | None:
     """Rules that leave the nodes with ``reasons`` in float, but what the request names; ``None`` for none."""
-    places = places_of(draft.module, draft.scopes)
     left = {
         name: reason
         for name, reason in reasons.items()
-        if name in places and not draft.is_named(name)
+        if name in draft.places and not draft.is_named(name)
     }
     if not left:
         return None
-    shown = ", ".join(list(left)[:_SHOWN]) + (", …" if len(left) > _SHOWN else "")
-    note = f"{len(left)} stay float by default on {draft.backend.name}, as {why} ({shown})"
-    mapping = without_places(draft.mapping, map(places.__getitem__, left))
-    return ChosenRules(mapping, (note,), left)
+    note = f"{len(left)} stay float by default on {draft.backend.name}, as {why} ({first_of(left)})"
+    return ChosenRules(draft.in_float(left), (note,), left)
 
 
-def without_places(mapping: QConfigMapping, places: Iterable[Place]) -> QConfigMapping:
-    """``mapping`` with a rule that leaves each of these places in float.
+def first_of(names: Iterable[str]) -> str:
+    """The first of some names, and whether there are more.
 
-    >>> found = without_places(QConfigMapping(), [("", abs, 0)])
-    >>> found.module_name_object_type_order_qconfigs[("", abs, 0)] is None
-    True
+    >>> first_of("abc"), first_of("abcd")
+    ('a, b, c', 'a, b, c, …')
     """
-    result = copy.copy(mapping)
-    for place in places:
-        result.set_module_name_object_type_order(*place, None)
-    return result
-
-
-def places_of(module: fx.GraphModule, scopes: Mapping[str, Scope]) -> dict[str, Place]:
-    """Module, operator and number of each call, as rules count them.
-
-    >>> places_of(fx.symbolic_trace(lambda x: abs(x)), {})
-    {'abs_1': ('', <built-in function abs>, 0)}
-    """
-    uses: Counter[tuple[str, Any]] = Counter()
-    found: dict[str, Place] = {}
-    for node in module.graph.nodes:
-        scope = scopes.get(node.name, Scope("", None))
-        if node.op in ("call_function", "call_method"):
-            path, kind = scope.path, node.target
-        elif node.op == "call_module" and node.name in scopes:
-            path, kind = scope.parent, scope.module_type
-        else:
-            continue
-        found[node.name] = (path, kind, uses[path, kind])
-        uses[path, kind] += 1
-    return found
-
-
-def _notes(
-    found: Sequence[FloatPlace], rules: Sequence[LeaveFloat], backend: BackendConfig
-) -> list[str]:
-    notes = []
-    for position, rule in enumerate(rules):
-        names = [left.node for left in found if left.rule == position]
-        if names:
-            shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-            notes.append(
-                f"{len(names)} stay float by default on {backend.name} ({shown}): {_why(rule)}"
-            )
-    return notes
+    listed = list(names)
+    return ", ".join(listed[:_SHOWN]) + (", …" if len(listed) > _SHOWN else "")
 
 
 def _why(rule: LeaveFloat) -> str:
@@ -248,43 +236,36 @@ def rules_between_floats(draft: Draft) -> ChosenRules | None:
     A module that is called several times gets a rule only where this is true of every call. What the request
     names gets none.
     """
-    module, scopes, plan, backend, mapping, _ = draft
-    defaults = backend.defaults
+    defaults = draft.backend.defaults
     overrides = [o for o in defaults.overrides if o.between_float_operators] if defaults else []
     if defaults is None or not overrides:
         return None
-    around = _Around(module, plan, backend)
-    places = places_of(module, scopes)
-    result = copy.copy(mapping)
+    around = _Around(draft)
+    result = copy.copy(draft.mapping)
     notes = []
     for override in overrides:
         qconfig = ptq_qconfig(defaults, override)
-        nodes = around.between_floats(override)
-        nodes = [node for node in nodes if not draft.is_named(node.name)]
+        nodes = [n for n in around.between_floats(override) if not draft.is_named(n.name)]
         for node in nodes:
             if node.op == "call_module":
-                result.set_module_name(plan.decisions[node.name].module_path, qconfig)
+                result.set_module_name(draft.plan.decisions[node.name].module_path, qconfig)
             else:
-                result.set_module_name_object_type_order(*places[node.name], qconfig)
-        notes += [_note(backend, override, len(nodes))] if nodes else []
+                result.set_module_name_object_type_order(*draft.places[node.name], qconfig)
+        if nodes:
+            words = " or ".join(dict.fromkeys(operator_name(one) for one in override.operators))
+            asked = override.activation
+            how = "dynamically " if asked is not None and asked.is_dynamic else ""
+            many = f"{len(nodes)} are quantized {how}by default on {draft.backend.name}"
+            notes.append(f"{many}: {words} between float operators")
     return ChosenRules(result, tuple(notes)) if notes else None
-
-
-def _note(backend: BackendConfig, override: DefaultOverride, count: int) -> str:
-    words = " or ".join(dict.fromkeys(operator_name(one) for one in override.operators))
-    asked = override.activation
-    how = "dynamically " if asked is not None and asked.is_dynamic else ""
-    return (
-        f"{count} are quantized {how}by default on {backend.name}: {words} between float operators"
-    )
 
 
 class _Around:
     """What is quantized around the operators of a plan."""
 
-    def __init__(self, module: fx.GraphModule, plan: Plan, backend: BackendConfig) -> None:
-        self.graph, self.plan, self.backend = GraphIndex(module), plan, backend
-        self.entries = {name: match.entry for match in plan.matches for name in match.nodes}
+    def __init__(self, draft: Draft) -> None:
+        self.graph, self.plan, self.backend = draft.graph, draft.plan, draft.backend
+        self.entries = {name: match.entry for match in self.plan.matches for name in match.nodes}
 
     def between_floats(self, override: DefaultOverride) -> list[fx.Node]:
         """The nodes that get rules: the root of each such pattern. Of a module either all calls or none."""
@@ -307,12 +288,9 @@ class _Around:
         return self.plan.decisions[node.name].module_path
 
     def _stands_alone(self, names: tuple[str, ...]) -> bool:
-        return not any(self._is_integer(node) for node in self._neighbours(set(names)))
-
-    def _neighbours(self, names: set[str]) -> Iterator[fx.Node]:
-        for name in names:
-            node = self.graph.nodes[name]
-            yield from (n for n in (*node.all_input_nodes, *node.users) if n.name not in names)
+        nodes = (self.graph.nodes[name] for name in names)
+        around = (n for node in nodes for n in (*node.all_input_nodes, *node.users))
+        return not any(self._is_integer(node) for node in around if node.name not in names)
 
     def _is_integer(self, node: fx.Node) -> bool:
         """Whether static integers go in and out of it."""

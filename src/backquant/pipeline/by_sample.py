@@ -33,13 +33,12 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.calibrate.batches import count_of, samples_of
 from backquant.errors import InputError
 from backquant.fuse import LAYERS, input_axis, part_name
-from backquant.graph import GraphIndex, as_arguments, check_inputs, get_module
+from backquant.graph import as_arguments, check_inputs, get_module
 from backquant.match import MatchKind, Plan
-from backquant.match.default_rules import ChosenRules, Draft, places_of, without_places
+from backquant.match.default_rules import ChosenRules, Draft, first_of
 from backquant.match.plan import BySample
 from backquant.match.scale_rules import float_results
 
@@ -167,7 +166,6 @@ def weighted(called: nn.Module) -> Any:
 LEAST_DECIBELS = 20.0
 #: What ranges of their own must give them more: two bits.
 GAIN_DECIBELS = 12.0
-_SHOWN = 3
 _PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, "matmul", "bmm")
 _CHANNELS = 1000.0
 _SAMPLES = 8  # and the worst tenth of fewer says nothing
@@ -190,8 +188,9 @@ def layers_by_sample(
     """The layers whose inputs are to be scaled sample by sample, by the name of their node; ``least``: of
     rule 1. With the largest value of each output channel where the backend would round an output that only
     float operators read. What the request names is not among them."""
-    module, _, plan, backend, _, _ = draft
-    rules = (*(() if backend.defaults is None else backend.defaults.leave_float), *_of_qdq(backend))
+    module, plan, backend = draft.module, draft.plan, draft.backend
+    by_default = () if backend.defaults is None else backend.defaults.leave_float
+    rules = (*by_default, *(() if backend.qdq is None else backend.qdq.leave_float))
     if not rules:
         return {}
     layers = _layers(module, plan)
@@ -199,7 +198,7 @@ def layers_by_sample(
         return {}
     found = _measured(module, layers, batches())
     found = {name: one for name, one in found.items() if _needs_own_ranges(one.seen, least)}
-    floats = float_results(plan, GraphIndex(module), backend, rules)
+    floats = float_results(plan, draft.graph, backend, rules)
     chosen = {match.root: match.anchor for match in plan.matches}
     whole = {name for name in found if chosen[name] in floats}  # what it gives is not rounded
     parts = parts_of_channels(module, {name: layers[name] for name in whole}, batches)
@@ -210,23 +209,16 @@ def layers_by_sample(
     }
 
 
-def _of_qdq(backend: BackendConfig) -> tuple[LeaveFloat, ...]:
-    return () if backend.qdq is None else backend.qdq.leave_float
-
-
 def rules_before_scaling(draft: Draft, layers: Mapping[str, BySample]) -> ChosenRules | None:
     """Rules that leave in float the operators before a scaled value, back to those with weights and matrix
     products: quantized, they would round the value in a single range before it is scaled.
     """
-    module, scopes, plan, _, mapping, _ = draft
-    places = places_of(module, scopes)
-    left = [name for name in _makers(module, layers) if name in places]
-    left = [name for name in left if plan.decisions[name].quantized]
+    left = [name for name in _makers(draft.module, layers) if name in draft.places]
+    left = [name for name in left if draft.plan.decisions[name].quantized]
     if not left:
         return None
-    result = without_places(mapping, (places[name] for name in left))
-    shown = ", ".join(left[:_SHOWN]) + (", …" if len(left) > _SHOWN else "")
-    return ChosenRules(result, (f"{len(left)} stay float before inputs that are scaled ({shown})",))
+    note = f"{len(left)} stay float before inputs that are scaled ({first_of(left)})"
+    return ChosenRules(draft.in_float(left), (note,))
 
 
 def _makers(module: fx.GraphModule, layers: Mapping[str, BySample]) -> list[str]:
@@ -272,11 +264,8 @@ def scaled_note(paths: Sequence[str]) -> str:
     >>> scaled_note(["stem"])
     'inputs are scaled sample by sample, as no one range holds all samples of the calibration data: stem'
     """
-    shown = ", ".join(paths[:_SHOWN]) + (", …" if len(paths) > _SHOWN else "")
-    return (
-        "inputs are scaled sample by sample, as no one range holds all samples of the calibration data: "
-        + shown
-    )
+    why = "as no one range holds all samples of the calibration data"
+    return f"inputs are scaled sample by sample, {why}: {first_of(paths)}"
 
 
 def _layers(module: fx.GraphModule, plan: Plan) -> dict[str, nn.Module]:

@@ -51,14 +51,14 @@ class _Loss(NamedTuple):
 
 def rules_for_divisors(draft: Draft, measured: Measured) -> ChosenRules | None:
     """Rules that leave such values, and what reads them, in float; ``None`` where there are none."""
-    found = _lossy(draft.module, draft.plan, measured)
+    found = _lossy(draft.graph, draft.plan, measured)
     why = "a divisor, or what a logarithm or an inverse root reads, would be rounded to 0"
     return rules_for_reasons(draft, {n: _reason(n, loss) for n, loss in found.items()}, why)
 
 
 def note_of_divisors(module: fx.GraphModule, plan: Plan, measured: Measured) -> tuple[str, ...]:
     """A note on such values where a request quantizes them; none where there are none."""
-    found = _lossy(module, plan, measured)
+    found = _lossy(GraphIndex(module), plan, measured)
     if not found:
         return ()
     kinds = dict.fromkeys(plan.decisions[name].operator for name in found)
@@ -70,12 +70,12 @@ def note_of_divisors(module: fx.GraphModule, plan: Plan, measured: Measured) -> 
     )
 
 
-def _lossy(module: fx.GraphModule, plan: Plan, measured: Measured) -> dict[str, _Loss]:
+def _lossy(graph: GraphIndex, plan: Plan, measured: Measured) -> dict[str, _Loss]:
     """The operators by which such a value would be rounded. Ranges are measured only where there are some."""
-    divisors = [one for one in _divisors(GraphIndex(module), plan) if one.rounded(plan)]
+    divisors = [one for one in _divisors(graph, plan) if one.rounded(plan)]
     if not divisors:
         return {}
-    ranges = measured(module, {one.value.name for one in divisors})
+    ranges = measured(graph.modules[""], {one.value.name for one in divisors})
     found: dict[str, _Loss] = {}
     for one in divisors:
         loss = _loss(plan, one, ranges.get(one.value.name))

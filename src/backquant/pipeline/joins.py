@@ -45,14 +45,14 @@ class _Loss(NamedTuple):
 
 def rules_for_joins(draft: Draft, measured: Measured) -> ChosenRules | None:
     """Rules that leave such operators in float; ``None`` where there are none."""
-    found = _lossy(draft.module, draft.plan, measured)
+    found = _lossy(draft.graph, draft.plan, measured)
     why = f"one scale would leave a part of what they join fewer than {LEAST_STEPS} steps"
     return rules_for_reasons(draft, {n: _reason(n, loss) for n, loss in found.items()}, why)
 
 
 def note_of_joins(module: fx.GraphModule, plan: Plan, measured: Measured) -> tuple[str, ...]:
     """A note on what such operators lose where a request quantizes them; none where that is little."""
-    found = _lossy(module, plan, measured)
+    found = _lossy(GraphIndex(module), plan, measured)
     if not found:
         return ()
     words = [_reason(name, loss).asked for name, loss in list(found.items())[:_SHOWN]]
@@ -65,18 +65,18 @@ def note_of_joins(module: fx.GraphModule, plan: Plan, measured: Measured) -> tup
     )
 
 
-def _lossy(module: fx.GraphModule, plan: Plan, measured: Measured) -> dict[str, _Loss]:
+def _lossy(graph: GraphIndex, plan: Plan, measured: Measured) -> dict[str, _Loss]:
     """The operators in which a part is lost. Ranges are measured only where there may be some."""
-    joins = [node for node in module.graph.nodes if _shares(plan.decisions.get(node.name))]
-    graph = GraphIndex(module)
-    in_float = [node for node in module.graph.nodes if _joins_in_float(graph, node, plan)]
-    followers = _followers(graph, module, [*joins, *in_float])
+    joins = [node for node in graph.graph.nodes if _shares(plan.decisions.get(node.name))]
+    in_float = [node for node in graph.graph.nodes if _joins_in_float(graph, node, plan)]
+    followers = _followers(graph, [*joins, *in_float])
     if not joins and not any(is_rounded(plan.decisions.get(node.name)) for node in followers):
         in_float = []
     if not any(_may_differ(graph, node, plan) for node in (*joins, *in_float)):
         return {}
     around = {value.name for node in (*joins, *in_float) for value in (node, *node.all_input_nodes)}
-    return _Joins(module.graph, joins, in_float, followers, plan, measured(module, around)).lossy()
+    ranges = measured(graph.module, around)
+    return _Joins(graph.graph, joins, in_float, followers, plan, ranges).lossy()
 
 
 def _joins_in_float(graph: GraphIndex, node: fx.Node, plan: Plan) -> bool:
@@ -86,10 +86,10 @@ def _joins_in_float(graph: GraphIndex, node: fx.Node, plan: Plan) -> bool:
     return is_join and _outcome(plan, node) is Outcome.FLOAT
 
 
-def _followers(graph: GraphIndex, module: fx.GraphModule, joins: Sequence[fx.Node]) -> set[fx.Node]:
+def _followers(graph: GraphIndex, joins: Sequence[fx.Node]) -> set[fx.Node]:
     """What comes after joins, with each part still at its place."""
     found = set[fx.Node](joins)
-    for node in module.graph.nodes:
+    for node in graph.graph.nodes:
         key = graph.key(node)
         known = None if key is None else find(key.op)
         if known is not None and known.keeps_places and not found.isdisjoint(node.all_input_nodes):

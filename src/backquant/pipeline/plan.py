@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import fx, nn
@@ -22,7 +21,6 @@ from backquant.fuse import (
     separate_recurrent_layers,
     without_sync,
 )
-from backquant.fuse.admitted import FusedPlan
 from backquant.fuse.apply import Fused
 from backquant.graph import (
     Captured,
@@ -40,7 +38,6 @@ from backquant.graph.shapes import GraphValues
 from backquant.match import (
     CustomMatching,
     DefaultRules,
-    Fusion,
     Plan,
     Reason,
     make_plan,
@@ -69,7 +66,7 @@ from backquant.pipeline.capture import (
 )
 from backquant.pipeline.faithful import require_same
 from backquant.prepare import Record, Request
-from backquant.qconfig import QConfigMapping
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 # A trace or an export: which of two plans puts more multiply-adds on integers.
 #
@@ -259,20 +256,12 @@ class Planned(NamedTuple):
         return self._replace(record=replace(self.record, plan=self.record.plan.noted(*notes)))
 
 
-class FusedGraph(NamedTuple):
-    """A captured graph with fused modules, and what was fused."""
-
-    fused: Fused
-    fusions: tuple[Fusion, ...]
-
-
-def fused_graph(model: nn.Module, backend: BackendConfig) -> FusedGraph:
+def fused_graph(model: nn.Module, backend: BackendConfig) -> fx.GraphModule:
     """Capture ``model`` and fuse what the backend fuses for inference. The model is not changed."""
     captured = captured_with(None, model)
     without_sync(captured.module)
     fusions = plan_fusion(captured.module, backend)
-    fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=False)
-    return FusedGraph(fused, fusions)
+    return apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=False).module
 
 
 def planned(
@@ -299,10 +288,8 @@ def planned(
             whole_functions=named_by(request.backend_config, "function"),
             named=_requested_by_type(request.qconfig_mapping, capturing),
         )
-    custom = CustomMatching.of(request.custom)
-    planning = _Planning(request, custom, capturing, choices)
     captured = captured_with(request.custom, model, capturing)
-    made = planning.plan(captured)
+    made = _plan_of(captured, request, capturing, choices)
     if capturing is None or capturing.example_inputs is None:
         return made
     is_open = capturing.how == "auto" and not is_exported(captured)
@@ -320,8 +307,10 @@ def planned(
         failure = error
     if failure is not None:  # behind the handler, as in ``captured_with``
         again = exported_instead(request.custom, model, capturing, failure)
-        return _counted(planning.plan(again), model, capturing, again)
-    return _better(made, model, planning, capturing) if is_open and capturing.decompose else made
+        return _counted(_plan_of(again, request, capturing, choices), model, capturing, again)
+    if not (is_open and capturing.decompose):
+        return made
+    return _better(made, model, request, capturing, choices)
 
 
 def _counted(made: Planned, model: nn.Module, capturing: Capturing, captured: Captured) -> Planned:
@@ -353,155 +342,137 @@ def _requested_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozens
     return frozenset((*mapping.object_type_qconfigs, *by_place))
 
 
-class _Settled(NamedTuple):
-    """A plan, the shapes that it was decided by, and what has been chosen for it beyond what is asked."""
+@dataclass
+class _Planner:
+    """A captured model on the way to its plan: the request as it stands, and the plan that follows from it.
 
-    fitted: FusedPlan
-    values: GraphValues
-    mapping: QConfigMapping
-    notes: tuple[str, ...] = ()
-    reasons: Mapping[str, Reason] = MappingProxyType({})
-    separate_layers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Plans a captured model, which may be changed between two plans, for a backend."""
+    Each choice may change the mapping; the plan is then made again, until no choice changes it. Two choices
+    change the graph, too: layers that are separated, and inputs that are scaled sample by sample.
+    """
 
     captured: Captured
     backend: BackendConfig
+    mapping: QConfigMapping
     custom: CustomMatching
     by_default: DefaultRules | None
     capturing: Capturing | None
+    notes: tuple[str, ...] = ()
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    separate_layers: tuple[str, ...] = ()
+    by_sample: Mapping[str, BySample] = field(default_factory=dict)
 
-    def first(self, mapping: QConfigMapping, separate: tuple[str, ...] = ()) -> _Settled:
-        """The plan for ``mapping``; ``separate``: recurrent layers that were separated before."""
-        values = self._values()
-        return self._separated(_Settled(self._plan(mapping, values), values, mapping), separate)
-
-    def settled(self, now: _Settled, choose: Choice) -> _Settled:
-        """The plan after a choice. One that separates layers is made again for the changed graph."""
-        chosen = choose(self.draft(now))
-        if chosen is not None and chosen.separate_layers:
-            separate_recurrent_layers(self.captured, chosen.separate_layers)
-            values = self._values()
-            now = now._replace(fitted=self._plan(now.mapping, values), values=values)
-            now = self._separated(now, chosen.separate_layers)
-            chosen = choose(self.draft(now))
-        if chosen is None:
-            return now
-        return now._replace(
-            fitted=self._plan(chosen.mapping, now.values),
-            mapping=chosen.mapping,
-            notes=(*now.notes, *chosen.notes),
-            reasons={**now.reasons, **chosen.reasons},
+    def read(self) -> None:
+        """Plan the graph, which is new: its shapes are measured when a condition asks for them."""
+        module, free = self.captured.module, self.captured.free
+        self.values = (
+            GraphValues(None)
+            if self.capturing is None
+            else GraphValues(module, self.capturing.example_inputs, free)
         )
+        self.fit()
 
-    def draft(self, now: _Settled) -> Draft:
+    def fit(self) -> None:
+        """Plan the graph for the mapping."""
+        request = self.captured, self.backend, self.mapping, self.custom
+        self.fused, self.plan = plan_fused(*request, self.values, self.by_default)
+        self._draft: Draft | None = None
+
+    @property
+    def draft(self) -> Draft:
         """What a choice is made by."""
         assert self.by_default is not None
-        fused, plan = now.fitted
-        return Draft(fused.module, fused.scopes, plan, self.backend, now.mapping, self.by_default)
+        if self._draft is None:
+            of = self.fused.module, self.fused.scopes, self.plan, self.backend, self.mapping
+            self._draft = Draft(*of, self.by_default)
+        return self._draft
 
-    def _plan(self, mapping: QConfigMapping, values: GraphValues) -> FusedPlan:
-        found = self.captured, self.backend, mapping
-        return plan_fused(*found, self.custom, values, self.by_default)
+    def settle(self, choices: Sequence[Choice]) -> None:
+        """Make one choice after the other; what is chosen after a separation of layers counts them."""
+        for choose in choices:
+            chosen = choose(self.draft)
+            if chosen is not None and chosen.separate_layers:
+                self.separate(chosen.separate_layers)
+                chosen = choose(self.draft)
+            if chosen is not None:
+                self.mapping = chosen.mapping
+                self.notes += chosen.notes
+                self.reasons |= chosen.reasons
+                self.fit()
 
-    def _values(self) -> GraphValues:
-        """Shapes of the captured graph, measured when a condition asks for them."""
-        if self.capturing is None:
-            return GraphValues(None)
-        module, free = self.captured.module, self.captured.free
-        return GraphValues(module, self.capturing.example_inputs, free)
+    def separate(self, layers: tuple[str, ...]) -> None:
+        """Decide recurrent layers that are stacked in one module one by one."""
+        separate_recurrent_layers(self.captured, layers)
+        self.read()
+        self.notes += (f"decided layer by layer: {', '.join(layers)}",)
+        self.separate_layers += layers
 
-    @staticmethod
-    def _separated(now: _Settled, paths: tuple[str, ...]) -> _Settled:
-        if not paths:
-            return now
-        note = f"decided layer by layer: {', '.join(paths)}"
-        layers = (*now.separate_layers, *paths)
-        return now._replace(separate_layers=layers, notes=(*now.notes, note))
+    def scale(self, layers: Mapping[str, BySample], choices: Sequence[Choice]) -> None:
+        """Scale the inputs of ``layers``, and begin again: choices count operators, and there are more."""
+        paths = scaled_by_sample(self.captured, layers)
+        self.notes, self.reasons, self.by_sample = (), {}, layers
+        if self.separate_layers:
+            self.notes = (f"decided layer by layer: {', '.join(self.separate_layers)}",)
+        self.read()
+        first, *others = choices
+        self.settle((first, partial(rules_before_scaling, layers=layers), *others))
+        self.notes += (scaled_note(paths),)
+
+    def planned(self, custom: PrepareCustomConfig | None) -> Planned:
+        """The plan with all that was chosen."""
+        plan = self.plan.explain(self.reasons).noted(*self.notes)
+        plan = replace(plan, separate_layers=self.separate_layers, by_sample=self.by_sample)
+        plan = with_reasons(plan, self.captured)
+        released(self.captured.module)
+        values = self.values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
+        return _planned(self.fused, plan, Request(self.backend, self.mapping, custom), values)
 
 
-@dataclass(frozen=True)
-class _Planning:
-    """What a captured model is planned for."""
+def _planned(fused: Fused, plan: Plan, request: Request, values: GraphValues) -> Planned:
+    of = plan, request.backend_config, request.qconfig_mapping, request.custom
+    record = Record(*of, fused.scopes, fused.provenance, values.seen())
+    return Planned(fused.module, record)
 
-    request: Request
-    custom: CustomMatching
-    capturing: Capturing | None
-    choices: Choices
 
-    def plan(self, captured: Captured) -> Planned:
-        without_sync(captured.module)
-        backend, mapping = spelled_for(captured, self.request)
-        decompose_attention(captured, backend, mapping)
-        by_default = self._by_default(captured, backend, mapping)
-        fit = _Fit(captured, backend, self.custom, by_default, self.capturing)
-        found, layers = self._settled(fit, mapping)
-        plan = found.fitted.plan.explain(found.reasons).noted(*found.notes)
-        plan = replace(plan, separate_layers=found.separate_layers, by_sample=layers)
-        plan = with_reasons(plan, captured)
-        released(captured.module)
-        fused = found.fitted.fused
-        values = found.values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
-        record = Record(
-            plan, backend, found.mapping, self.request.custom, fused.scopes, fused.provenance
-        )
-        return Planned(fused.module, replace(record, shapes=values.seen()))
-
-    def _settled(self, fit: _Fit, mapping: QConfigMapping) -> tuple[_Settled, dict[str, BySample]]:
-        """The plan after all choices, and the layers whose inputs are scaled sample by sample.
-
-        1. The plan of the mapping, changed by one choice after the other.
-        2. Layers to scale are chosen by that plan. Where there are any, they change the graph, and 1 is done
-           again: what is chosen counts operators, and there are more of them.
-        """
-        now = fit.first(mapping)
-        if fit.by_default is None:
-            return now, {}
-        like_default = is_like_default(self.request.qconfig_mapping, self._own())
-        choices: tuple[Choice, ...] = (rules_between_floats, *self.choices.rules)
-        choices = choices if like_default else ()
-        for choose in (rules_for_places, *choices):
-            now = fit.settled(now, choose)
-        layers = self.choices.by_sample(fit.draft(now)) if like_default else {}
-        if not layers:
-            return now, {}
-        paths = scaled_by_sample(fit.captured, layers)
-        now = fit.first(mapping, now.separate_layers)
-        before = partial(rules_before_scaling, layers=layers)
-        again: tuple[Choice, ...] = (rules_for_places, before, *choices)
-        for choose in again:
-            now = fit.settled(now, choose)
-        return now._replace(notes=(*now.notes, scaled_note(paths))), layers
-
-    def _own(self) -> tuple[QConfigMapping, ...]:
-        return () if self.capturing is None else self.capturing.own or ()
-
-    def _by_default(
-        self, captured: Captured, backend: BackendConfig, mapping: QConfigMapping
-    ) -> DefaultRules | None:
-        own = self._own()
-        if not own:
-            return None
-        if is_exported(captured):
-            own = tuple(map(mapping_for_export, own))
+def _plan_of(
+    captured: Captured, request: Request, capturing: Capturing | None, choices: Choices
+) -> Planned:
+    """What a captured model is planned to be, with all choices where the request is like the default."""
+    without_sync(captured.module)
+    backend, mapping = spelled_for(captured, request)
+    decompose_attention(captured, backend, mapping)
+    own = () if capturing is None else capturing.own or ()
+    by_default = None
+    if own:
+        spelled = tuple(map(mapping_for_export, own)) if is_exported(captured) else own
         rules = () if backend.defaults is None else backend.defaults.leave_float
-        return DefaultRules.of(rules, mapping, own)
+        by_default = DefaultRules.of(rules, mapping, spelled)
+    custom = CustomMatching.of(request.custom)
+    planner = _Planner(captured, backend, mapping, custom, by_default, capturing)
+    planner.read()
+    if by_default is not None:
+        like_default = is_like_default(request.qconfig_mapping, own)
+        more = (rules_between_floats, *choices.rules) if like_default else ()
+        planner.settle((rules_for_places, *more))
+        if like_default and (layers := choices.by_sample(planner.draft)):
+            planner.mapping = mapping
+            planner.scale(layers, (rules_for_places, *more))
+    return planner.planned(request.custom)
 
 
-def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Capturing) -> Planned:
+def _better(
+    made: Planned, model: nn.Module, request: Request, capturing: Capturing, choices: Choices
+) -> Planned:
     """``made`` of a trace, or the plan of an export where that puts more on integers."""
     plan, counted = made.record.plan, made.record.costs
-    kept = kept_whole(made.module, plan, planning.custom)
+    kept = kept_whole(made.module, plan, CustomMatching.of(request.custom))
     costs = {} if counted is None else counted.multiply_adds
     if not kept or not worth_an_export(costs, kept):
         return made
     largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
     try:
-        captured = exported(planning.request.custom, model, capturing)
-        other = _counted(planning.plan(captured), model, capturing, captured)
+        captured = exported(request.custom, model, capturing)
+        other = _plan_of(captured, request, capturing, choices)
+        other = _counted(other, model, capturing, captured)
     except CaptureError as error:
         why = first_sentence(error)
         return made.noted(f"{largest} stays float as a whole: it cannot be exported ({why})")
@@ -515,7 +486,7 @@ def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Cap
 
 
 def decided(
-    graph: FusedGraph,
+    fused: Fused,
     request: Request,
     example_inputs: Any = None,
     by_default: DefaultRules | None = None,
@@ -525,20 +496,18 @@ def decided(
     ``example_inputs`` show shapes and dtypes: fake quantize modules take floats only. ``by_default``: what
     stays float where the mapping names no place.
     """
-    fused, backend, mapping = graph.fused, request.backend_config, request.qconfig_mapping
     values = GraphValues(fused.module, example_inputs).run()
     plan = make_plan(
         fused.module,
         fused.scopes,
-        backend,
-        mapping,
-        fusions=graph.fusions,
+        request.backend_config,
+        request.qconfig_mapping,
+        fusions=fused.fusions,
         custom=CustomMatching.of(request.custom),
         values=values,
         by_default=by_default,
     )
-    record = Record(plan, backend, mapping, request.custom, fused.scopes, fused.provenance)
-    return Planned(fused.module, replace(record, shapes=values.seen()))
+    return _planned(fused, plan, request, values)
 
 
 def in_evaluation(model: nn.Module) -> nn.Module:

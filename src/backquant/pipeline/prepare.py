@@ -31,6 +31,8 @@ def prepared_for_inference(step: Planned, request: Request) -> PreparedModule:
     >>> [node.name for node in prepared_for_inference(step, request).graph.nodes]
     ['input_1', 'relu', 'output']
     """
+    if request.custom is None:
+        return observed(step)
     return observe_quantized_inputs(observed(with_standalone_modules(step, request, _standalone)))
 
 

@@ -30,7 +30,7 @@ from backquant.errors import EngineError
 from backquant.fuse import can_separate_layers, layers_of_recurrent
 from backquant.graph import check_inputs, get_module
 from backquant.match import MatchKind, Plan, Reason
-from backquant.match.default_rules import ChosenRules, Draft
+from backquant.match.default_rules import ChosenRules, Draft, first_of
 from backquant.nn.quantized.reference import LSTM
 from backquant.nn.quantized.reference.stepped import lstm_step_by_step
 from backquant.operators.recurrent import PAIRS
@@ -52,7 +52,6 @@ CHOICES: Mapping[str, QConfig] = {
 }
 _Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 _CALLS = 4  # of one module that are compared: cells are called at each step
-_SHOWN = 3
 
 
 def has_recurrent(model: nn.Module) -> bool:
@@ -79,7 +78,7 @@ def rules_for_recurrent(draft: Draft, data: Any) -> ChosenRules | None:
 
     ``data``: inputs of the model, as near to what it will meet as there are.
     """
-    module, _, plan, backend, mapping, _ = draft
+    module, plan, backend, mapping = draft.module, draft.plan, draft.backend, draft.mapping
     nodes = [node for node in _recurrent(module, plan) if not draft.is_named(node.name)]
     if not nodes:
         return None
@@ -103,7 +102,12 @@ def rules_for_recurrent(draft: Draft, data: Any) -> ChosenRules | None:
             chosen[name].append(path)
         elif found:
             reasons[node.name] = _reason(node, path, found)
-    notes = (_note(backend, name, paths) for name, paths in chosen.items() if paths)
+    notes = []
+    for name, paths in chosen.items():
+        if paths:
+            how = "quantized at each call" if name == "int8" else f"computed with {name} weights"
+            shown = first_of(dict.fromkeys(paths))
+            notes.append(f"recurrent, {how} by default on {backend.name}: {shown}")
     return ChosenRules(result, tuple(notes), reasons)
 
 
@@ -263,10 +267,3 @@ def _reason(node: fx.Node, path: str, found: Mapping[str, float]) -> Reason:
         fix=fix,
         place="measured here, on a batch of the data",
     )
-
-
-def _note(backend: BackendConfig, name: str, paths: list[str]) -> str:
-    found = list(dict.fromkeys(paths))
-    shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
-    how = "quantized at each call" if name == "int8" else f"computed with {name} weights"
-    return f"recurrent, {how} by default on {backend.name}: {shown}"

@@ -13,6 +13,7 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.errors import CaptureError
 from backquant.fuse import apply_fusion, put_back, without_sync
+from backquant.fuse.apply import Fused
 from backquant.graph import (
     Captured,
     CapturedForTraining,
@@ -39,7 +40,7 @@ from backquant.pipeline.capture import (
     with_state_whole,
 )
 from backquant.pipeline.faithful import agrees
-from backquant.pipeline.plan import FusedGraph, Planned, decided, in_evaluation, named_by
+from backquant.pipeline.plan import Planned, decided, in_evaluation, named_by
 from backquant.pipeline.prepare import observed, with_standalone_modules
 from backquant.prepare import PreparedModule, Request, swap_for_training
 from backquant.qconfig import (
@@ -59,7 +60,7 @@ class FusedForTraining(NamedTuple):
     that stand as plain ones, and are to be put back. ``notes``: what a user should know of the capture.
     """
 
-    fused: FusedGraph
+    fused: Fused
     difference: str
     notes: tuple[str, ...]
     made_plain: dict[nn.Module, nn.SyncBatchNorm]
@@ -78,7 +79,7 @@ def fused_for_training(
     >>> from backquant.backend_config import get_backend_config
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> graph = fused_for_training(model, get_backend_config("x86"), None)
-    >>> type(graph.fused.fused.module.get_submodule("0")).__name__, graph.difference
+    >>> type(graph.fused.module.get_submodule("0")).__name__, graph.difference
     ('LinearReLU', '')
     """
     if called is not None:
@@ -94,7 +95,7 @@ def fused_for_training(
     values = GraphValues(captured.module, None if called is None else called.inputs)
     fusions = plan_fusion(captured.module, backend, is_qat=True, values=values)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=True)
-    return FusedForTraining(FusedGraph(fused, fusions), difference, captured.notes, made_plain)
+    return FusedForTraining(fused, difference, captured.notes, made_plain)
 
 
 def _left_whole(
@@ -207,7 +208,7 @@ def fuse_for_training(
     'ConvBn2d'
     """
     graph = fused_for_training(model, backend, custom)
-    module = graph.fused.fused.module
+    module = graph.fused.module
     put_back(module, graph.made_plain)
     return rebuilt(DeferredGraphModule, module, own_tensors(module))
 
