@@ -317,17 +317,7 @@ class _Run:
         self._packed = PackedConvolutions.of(prepared, self.observers.values())
 
     def __call__(self, bound: inspect.BoundArguments) -> None:
-        if self._packed:
-            try:
-                self._once(bound)
-            except BackquantError:
-                raise
-            except Exception:
-                # It may be the order of memory: again without, which says what else it is.
-                self._packed = PackedConvolutions()
-            else:
-                return
-        self._once(bound)
+        self._packed.calling(lambda: self._once(bound))
 
     def _once(self, bound: inspect.BoundArguments) -> None:
         prepared = self._prepared
@@ -336,7 +326,6 @@ class _Run:
             unchanged_on_error(self.observers.values()),
             passing_through(prepared, self._again),
             called_directly(prepared, self._modules),
-            self._packed.used(),
         ):
             # The call of the base class: that of GraphModule prints its own traceback.
             nn.Module.__call__(prepared, *bound.args, **bound.kwargs)

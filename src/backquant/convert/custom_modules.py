@@ -29,7 +29,7 @@ from backquant.convert.dialects import is_dequantize
 from backquant.convert.interface import plain_qparams
 from backquant.convert.state import Conversion
 from backquant.dtypes import tensor_token
-from backquant.errors import BackquantError, ConfigError
+from backquant.errors import ConfigError
 from backquant.graph import free_path, nodes_in, set_module
 from backquant.match.plan import Decision, Match, MatchKind, Outcome
 from backquant.match.refusal import op_name
@@ -37,6 +37,7 @@ from backquant.match.roles import requested_kind
 from backquant.match.rules import RuleTable
 from backquant.nn import quantizable, quantized
 from backquant.prepare import Site, give_qconfigs
+from backquant.prepare.standalone import made_by_class
 from backquant.qconfig import ConvertCustomConfig, QuantType
 
 _OURS: dict[type, type] = {
@@ -215,22 +216,7 @@ def _quantized(module: nn.Module, swap: CustomSwap) -> nn.Module:
     name = swap.quantized_class.__name__
     where = f"ConvertCustomConfig: {type(module).__name__}, node {swap.node.name!r}"
     fix = f"class {name}:\n    @classmethod\n    def from_observed(cls, module): ...  # a module"
-    from_observed = getattr(swap.quantized_class, "from_observed", None)
-    if not callable(from_observed):
-        raise ConfigError(f"{name} has no class method from_observed", where=where, fix=fix)
-    try:
-        made = from_observed(module)
-    except BackquantError as error:
-        raise type(error)(error.what, where=where, fix=error.fix) from error
-    except Exception as error:
-        raise ConfigError(
-            f"{name}.from_observed raised {type(error).__name__}: {error}", where=where, fix=fix
-        ) from error
-    if not isinstance(made, nn.Module):
-        raise ConfigError(
-            f"{name}.from_observed returned {made!r}, which is no module", where=where, fix=fix
-        )
-    return made
+    return made_by_class(swap.quantized_class, "from_observed", module, where, fix)
 
 
 def _pass_quantized(work: Conversion, node: fx.Node, module: nn.Module) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
-from backquant.backend_config import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.dtypes import Ratio
 from backquant.convert.contracts import groups_are_measured
 from backquant.convert.fold import Constants
@@ -22,6 +22,7 @@ from backquant.match.plan import Match
 from backquant.match.refusal import chosen_dtype_config
 from backquant.operators import find
 from backquant.prepare import Role
+from backquant.prepare.sites import input_positions
 
 # Changes measured qparams into ones that the hardware has, by the constraints of the description.
 #
@@ -46,6 +47,40 @@ WeightMaker = Callable[[dict[str, Any]], dict[str, Any]]
 _Pair = tuple[torch.Tensor, torch.Tensor]
 # Scales are float32: a hardware scale that float32 has rounded still counts as that scale.
 _SLACK = 1 - 2**-20
+
+
+class Asked(NamedTuple):
+    """What a description says of the hardware: that scales, or their ratios, are of a kind, how biases are
+    stored, and how results are rounded."""
+
+    scales: bool
+    ratios: bool
+    biases: bool
+    rounding: bool
+
+
+def described_hardware(backend: BackendConfig) -> Asked:
+    """What one dtype config of ``backend`` at least says.
+
+    >>> described_hardware(BackendConfig("b"))
+    Asked(scales=False, ratios=False, biases=False, rounding=False)
+    """
+    return backend.derived(described_hardware, _asked)
+
+
+def _asked(backend: BackendConfig) -> Asked:
+    configs = [config for entry in backend.shared_configs for config in entry.dtype_configs]
+    tensors = (
+        getattr(config, f"{role}_dtype_with_constraints")
+        for config in configs
+        for role in ("input", "weight", "output")
+    )
+    return Asked(
+        any(demand.produces_scales for demand in tensors),
+        any(config.requantization_ratio is not None for config in configs),
+        any(config.bias_scale is not None for config in configs),
+        any(config.rounding or config.requantization for config in configs),
+    )
 
 
 @contract(ensures=[groups_are_measured])
@@ -225,78 +260,64 @@ def _in_domain(scale: torch.Tensor, demand: DTypeWithConstraints) -> torch.Tenso
 _BITS_40 = (-(1 << 39), (1 << 39) - 1)
 
 
-@dataclass(frozen=True)
-class Scales:
-    """The input and output scale of an operator, where the tensor has a single one; ``weight``: the scale
-    of a function's weight."""
+class Groups:
+    """The groups of observers around each operator: of its inputs, of its weight, and of its output."""
 
-    inputs: tuple[float, ...] = ()
-    weight: torch.Tensor | None = None
-    output: float | None = None
-
-
-def scales_by_node(work: Conversion) -> dict[str, Scales]:
-    """The scales of each operator with a weight, by the names of its root, which reads, and its anchor,
-    which returns.
-    """
-    inputs: dict[str, list[float]] = {}
-    weights: dict[str, torch.Tensor] = {}
-    outputs: dict[str, float] = {}
-    for site in work.prepared.sites.sites:
-        scale = work.qparams[site.group].scale
-        if scale is None or site.role is Role.BIAS:
-            continue
-        if site.role is Role.WEIGHT:
-            weights.update(dict.fromkeys(site.readers, scale))
-        elif scale.numel() == 1:
-            outputs[site.producer] = float(scale)
+    def __init__(self, work: Conversion) -> None:
+        self.qparams = work.qparams
+        self.inputs: dict[str, set[str]] = {}
+        self.weights: dict[str, str] = {}
+        self.outputs: dict[str, str] = {}
+        for site in work.prepared.sites.sites:
+            if site.producer:
+                self.outputs[site.producer] = site.group
             for reader in site.readers:
-                inputs.setdefault(reader, []).append(float(scale))
-    names = {*inputs, *weights, *outputs}
-    return {
-        name: Scales(tuple(inputs.get(name, ())), weights.get(name), outputs.get(name))
-        for name in names
-    }
+                if site.role is Role.WEIGHT:
+                    self.weights[reader] = site.group
+                elif site.role is not Role.BIAS:
+                    self.inputs.setdefault(reader, set()).add(site.group)
+
+    def scale(self, groups: Iterable[str]) -> float | None:
+        """The one scale of tensors that have a single one; ``None`` where there are several, or none."""
+        scales = (self.qparams[group].scale for group in groups)
+        found = {float(scale) for scale in scales if scale is not None and scale.numel() == 1}
+        return found.pop() if len(found) == 1 else None
 
 
-def accumulator_steps(
-    work: Conversion, match: Match, scales: dict[str, Scales]
-) -> torch.Tensor | None:
+def accumulator_steps(work: Conversion, match: Match, around: Groups) -> torch.Tensor | None:
     """What one step of the sums of a weighted operator stands for: input × weight, float64; one, or one for
     each channel that comes out."""
-    found = scales.get(match.root, Scales())
-    root = work.nodes[match.root]
-    weight, groups = found.weight, 1
+    root, groups, weight = work.nodes[match.root], 1, None
     if root.op == "call_module":
         module = _part(work, root)
         weight = getattr(module, "weight_scale", None)
         groups = int(module.groups) if getattr(module, "transposed", False) else 1  # type: ignore[arg-type]
-    elif "conv_transpose" in str(root.target):
-        groups = int(_argument(root, 6, "groups", 1))
-    if weight is None or len(set(found.inputs)) != 1:
+    elif match.root in around.weights:
+        weight = work.qparams[around.weights[match.root]].scale
+        if "conv_transpose" in str(root.target):
+            groups = int(root.args[6] if len(root.args) > 6 else root.kwargs.get("groups", 1))  # type: ignore[arg-type]
+    given = around.scale(around.inputs.get(match.root, ()))
+    if weight is None or given is None:
         return None
-    steps = found.inputs[0] * weight.detach().double()
+    steps = given * weight.detach().double()
     shared = groups > 1 and steps.numel() > 1  # transposed: each group has the scales of the first
     return steps.repeat(groups) if shared else steps
 
 
-def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
-
-
 def round_biases(work: Conversion) -> None:
     """Give modules and functions the biases that the hardware adds."""
-    scales = scales_by_node(work)
+    around = Groups(work)
     of_modules: dict[str, list[tuple[fx.Node, torch.Tensor, torch.dtype]]] = {}
     for match in work.plan.matches:
         config = chosen_config(work, match)
         if config is None or config.bias_scale is None or config.bias_dtype is None:
             continue
         if config.bias_scale == "output":
-            own = scales.get(match.anchor, Scales()).output
+            group = around.outputs.get(match.anchor)
+            own = None if group is None else around.scale((group,))
             steps = None if own is None else torch.tensor(own, dtype=torch.float64)
         else:
-            steps = accumulator_steps(work, match, scales)
+            steps = accumulator_steps(work, match, around)
         root = work.nodes[match.root]
         if steps is None:
             continue
@@ -363,13 +384,8 @@ def _round_argument(
 
 def biases_of(work: Conversion, root: fx.Node) -> Iterator[fx.Node]:
     """The node that a function's bias comes from, if it has one."""
-    entries = work.prepared.backend_config.shared_configs
-    named = (
-        entry._input_type_to_index.get("bias")
-        for entry in entries
-        if entry.normal_pattern.size == 1 and entry.normal_pattern.anchor.op == root.target
-    )
-    place = next((index for index in named if index is not None), len(root.args))
+    positions = input_positions(work.prepared.backend_config).get(root.target, {})
+    place = positions.get("bias", len(root.args))
     bias = root.args[place] if place < len(root.args) else root.kwargs.get("bias")
     if isinstance(bias, fx.Node):
         yield bias
@@ -410,14 +426,14 @@ def round_results(work: Conversion) -> None:
             fix='dialect="decomposed", which backquant.quantize uses',
         )
     sites = {site.producer: site.name for site in work.prepared.sites.sites if site.producer}
-    scales = scales_by_node(work)
+    around = Groups(work)
     for match, config in described:
         dequantize = work.dequantized.get(sites.get(match.anchor, ""))
         if dequantize is None:
             continue
         quantize = dequantize.args[0]
         arithmetic = config.requantization or "float"
-        steps = None if arithmetic == "float" else accumulator_steps(work, match, scales)
+        steps = None if arithmetic == "float" else accumulator_steps(work, match, around)
         if isinstance(quantize, fx.Node):
             _replace(work, quantize, match, config, steps)
 

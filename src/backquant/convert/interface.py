@@ -102,8 +102,7 @@ def plain_qparams(dequantized: fx.Node) -> QParams | None:
     """
     if dequantized.op == "call_method":
         return None
-    scale, zero_point, low, high, dtype = dequantized.args[1:6]
-    return QParams(float(scale), int(zero_point), int(low), int(high), dtype)  # type: ignore[arg-type]
+    return _qparams(dequantized)
 
 
 def keep_outputs_quantized(work: Conversion) -> None:

@@ -19,13 +19,19 @@ from backquant.convert.contracts import (
     standalone_are_converted,
 )
 from backquant.convert.custom_modules import (
+    CustomSwap,
     convert_custom_modules,
     custom_swaps,
     fuse_outputs,
 )
 from backquant.convert.dialects import DIALECTS, is_dequantize
 from backquant.convert.fold import fold_after_training
-from backquant.convert.hardware import hardware_scales, round_biases, round_results
+from backquant.convert.hardware import (
+    described_hardware,
+    hardware_scales,
+    round_biases,
+    round_results,
+)
 from backquant.convert.interface import (
     dequantize_inputs,
     insert_dequantize,
@@ -296,16 +302,18 @@ def _converted(
     before = prepared_state(prepared)
     state = replanned(prepared, before, request.qconfig_mapping, request.backend_config)
     work = _working_copy(prepared, before, state, dialect)
-    work.passed, work.weight_qparams, work.kept = passed, request.weight_qparams, request.kept
-    work.calculate, work.biases = request.calculate, request.biases
+    work.passed, work.request = passed, request
+    asks = described_hardware(state.backend_config)
     run_pass(fold_after_training, work)
-    work.measured = run_pass(_measure_groups, prepared, work)
-    work.qparams = work.measured
-    work.qparams = run_pass(hardware_scales, work)
+    work.qparams = work.measured = run_pass(_measure_groups, prepared, work)
+    if asks.scales:
+        work.qparams = run_pass(hardware_scales, work)
     work.weight_floors = run_pass(weight_floors, work)
-    work.ratio_units = run_pass(ratio_units, work)
-    scales = run_pass(measured_scales, work)
-    work.plan = recheck(work.plan.refuse(request.in_float.values()), scales)
+    if asks.ratios:
+        work.ratio_units = run_pass(ratio_units, work)
+    work.plan = work.plan.refuse(request.in_float.values())
+    if work.plan.predicates:
+        work.plan = recheck(work.plan, run_pass(measured_scales, work))
     needed, count = run_pass(needed_sites, work, request.leave_float)
     if count:
         what = "results of convolutions and linear layers are"
@@ -314,16 +322,28 @@ def _converted(
         work.plan = work.plan.noted(note)
     work.keys_of_sites = qparams_keys(work, needed)
     measured = measured_outputs(work)
-    swaps = run_pass(custom_swaps, work, request.custom)
-    skipped = run_pass(dequantize_inputs, work) | run_pass(convert_functional_weights, work, needed)
-    absorbed = run_pass(fuse_outputs, work, swaps)
-    run_pass(convert_activations, work, needed, skipped | absorbed)
+    kinds, gone = {match.kind for match in work.plan.matches}, set[str]()
+    swaps: list[CustomSwap] = []
+    if MatchKind.CUSTOM_MODULE in kinds or request.custom.observed_to_quantized_mapping:
+        swaps = run_pass(custom_swaps, work, request.custom)
+    if state.custom is not None:
+        gone |= run_pass(dequantize_inputs, work)
+    if work.reads_weights:
+        gone |= run_pass(convert_functional_weights, work, needed)
+    if swaps:
+        gone |= run_pass(fuse_outputs, work, swaps)
+    run_pass(convert_activations, work, needed, gone)
     run_pass(convert_weighted_modules, work)
-    run_pass(round_biases, work)
-    run_pass(round_results, work)
-    run_pass(convert_custom_modules, work, swaps, prepared)
-    run_pass(convert_standalone_modules, work, partial(_standalone, work, request))
-    run_pass(keep_outputs_quantized, work)
+    if asks.biases:
+        run_pass(round_biases, work)
+    if asks.rounding:
+        run_pass(round_results, work)
+    if swaps:
+        run_pass(convert_custom_modules, work, swaps, prepared)
+    if MatchKind.STANDALONE in kinds:
+        run_pass(convert_standalone_modules, work, partial(_standalone, work, request))
+    if state.custom is not None:
+        run_pass(keep_outputs_quantized, work)
     result = run_pass(_finish_reference, work, needed, request)
     with_state(result, replace(reference_state(result), measured_outputs=measured))
     preserve(result, prepared, request.custom.preserved_attributes, "ConvertCustomConfig")
@@ -383,10 +403,10 @@ def _measure_groups(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, 
     """The qparams of each group by its head; constant weights are measured now, the rest was measured in
     calibration.
     """
-    found = measure_functional_weights(prepared, work)
+    found = measure_functional_weights(prepared, work) if work.reads_weights else {}
     heads = [head for head in work.prepared.sites.groups() if head not in found]
     observers = {head: get_module(prepared, head) for head in heads}
-    calculated = work.calculate(observers.values())
+    calculated = work.request.calculate(observers.values())
     is_exported = work.prepared.backend_config.engine is None
     for head, observer in observers.items():
         try:

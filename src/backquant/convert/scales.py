@@ -10,18 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from backquant.backend_config.dtypes import Ratio
 from backquant.convert.contracts import activations_are_quantized, needed_are_measured
 from backquant.convert.dialects import DIALECTS, Writer
 from backquant.convert.fold import Constants
-from backquant.convert.hardware import (
-    Scales,
-    at_least,
-    biases_of,
-    chosen_config,
-    ratio_scale,
-    scales_by_node,
-)
+from backquant.convert.hardware import Groups, at_least, biases_of, chosen_config, ratio_scale
 from backquant.convert.state import Conversion, RatioUnit
 from backquant.convert.weights import weight_scales, without_training
 from backquant.dtypes import ObservedQParams
@@ -46,7 +38,8 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
     for match in matches:
         for reader in match.readers:
             anchors_by_root.setdefault(reader, []).append(match.anchor)
-        found[match.anchor, "weight"] = _module_weight(work, match, of_weight)
+        if match.anchor in of_weight:
+            found[match.anchor, "weight"] = weight_scales(work, match)
     ranges: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for site in work.prepared.sites.sites:
         scales = _scales(work.qparams[site.group])
@@ -74,10 +67,6 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
     ]
 
 
-def _module_weight(work: Conversion, match: Match, constrained: set[str]) -> list[float]:
-    return weight_scales(work, match) if match.anchor in constrained else []
-
-
 def _spans(work: Conversion, group: str) -> list[tuple[float, float]]:
     """The measured range, counted in steps of the scale that was calculated from it."""
     was, scale = work.measured[group], work.qparams[group].scale
@@ -90,7 +79,7 @@ def _spans(work: Conversion, group: str) -> list[tuple[float, float]]:
 
 
 def _scales(found: ObservedQParams) -> list[float]:
-    return [] if found.scale is None else [float(s) for s in found.scale.flatten()]
+    return [] if found.scale is None else found.scale.flatten().tolist()
 
 
 # Integer biases: their step, counted in steps of the output, and how many of their own steps they have.
@@ -159,7 +148,7 @@ def _bias(work: Conversion, root: fx.Node) -> torch.Tensor | None:
     """What an operator adds when it no longer trains (float64, flat); ``None`` where it is computed."""
     if root.op == "call_module":
         path = str(root.target)
-        bias = work.biases.get(path)
+        bias = work.request.biases.get(path)
         if bias is None:
             plain = without_training(get_module(work.module, path))
             part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
@@ -182,16 +171,10 @@ def weight_floors(work: Conversion) -> dict[str, torch.Tensor]:
     step of the result. For narrower biases weights would be lost: the plan refuses those that do not fit
     (``bias-range``).
     """
-    scales, found = scales_by_node(work), dict(work.qparams)
-    groups = {
-        reader: site.group
-        for site in work.prepared.sites.sites
-        if site.role is Role.WEIGHT
-        for reader in site.readers
-    }
+    around, found = Groups(work), dict(work.qparams)
     of_modules: dict[str, torch.Tensor] = {}  # all calls of one share its weight
     for match in work.plan.matches:
-        config, given = chosen_config(work, match), _only(scales.get(match.root, Scales()).inputs)
+        config, given = chosen_config(work, match), around.scale(around.inputs.get(match.root, ()))
         if config is None or given is None or config.bias_scale == "output":
             continue
         root, limit = work.nodes[match.root], bias_limit(config.bias_dtype)
@@ -202,7 +185,7 @@ def weight_floors(work: Conversion) -> dict[str, torch.Tensor]:
         if root.op == "call_module":
             path = str(root.target)
             of_modules[path] = torch.maximum(of_modules.get(path, floor), floor)
-        elif (group := groups.get(match.root)) is not None:
+        elif (group := around.weights.get(match.root)) is not None:
             scale = found[group].scale
             raised = None if scale is None else at_least(scale, floor)
             found[group] = replace(found[group], scale=raised)
@@ -220,26 +203,9 @@ def weight_floors(work: Conversion) -> dict[str, torch.Tensor]:
 # Where neither helps, because scales are shared or fixed, ``match.recheck`` leaves the operator in float.
 
 
-class _Groups:
-    """The group of observers of each operator's input and of its output; None where there are several."""
-
-    def __init__(self, work: Conversion) -> None:
-        self.inputs: dict[str, set[str]] = {}
-        self.weights: dict[str, str] = {}
-        self.outputs: dict[str, str] = {}
-        for site in work.prepared.sites.sites:
-            if site.producer:
-                self.outputs[site.producer] = site.group
-            for reader in site.readers:
-                if site.role is Role.WEIGHT:
-                    self.weights[reader] = site.group
-                elif site.role is not Role.BIAS:
-                    self.inputs.setdefault(reader, set()).add(site.group)
-
-
 def ratio_units(work: Conversion) -> dict[str, RatioUnit]:
     """The units of the operators whose ratio is described; ``work.qparams`` is changed to suit."""
-    groups, found = _Groups(work), dict(work.qparams)
+    groups, found = Groups(work), dict(work.qparams)
     units: dict[str, RatioUnit] = {}
     of_weights: dict[str, float] = {}
     for match in work.plan.matches:
@@ -253,8 +219,10 @@ def ratio_units(work: Conversion) -> dict[str, RatioUnit]:
         if one is None or two is None or one.numel() != 1 or two.numel() != 1:
             continue
         weight = groups.weights.get(match.root)
-        scales = _weights(work, match, found, weight)
-        raised = _raised(float(one), max(scales, default=0.0), float(two), ratio)
+        scales = weight_scales(work, match) if weight is None else _scales(found[weight])
+        raised = float(two)
+        if ratio != "power_of_two" and ratio[1] is not None:
+            raised = max(raised, float(one) * max(scales, default=0.0) / ratio[1])
         if raised > float(two) and not work.source.probe(work.prepared.sites[output].spec).fixed:
             two = torch.full_like(two, raised)
             found[output] = replace(found[output], scale=two)
@@ -267,21 +235,6 @@ def ratio_units(work: Conversion) -> dict[str, RatioUnit]:
             found[weight] = replace(found[weight], scale=scale)
     work.qparams = found
     return units
-
-
-def _weights(
-    work: Conversion, match: Match, found: Mapping[str, ObservedQParams], group: str | None
-) -> list[float]:
-    if group is None:
-        return weight_scales(work, match)
-    scale = found[group].scale
-    return [] if scale is None else [float(s) for s in scale.flatten()]
-
-
-def _raised(given: float, weight: float, output: float, ratio: Ratio) -> float:
-    """The output's scale by which the largest ratio is not above its bound."""
-    high = None if ratio == "power_of_two" else ratio[1]
-    return output if high is None else max(output, given * weight / high)
 
 
 # Observers become quantize/dequantize nodes; those with no quantized operator around them are removed.

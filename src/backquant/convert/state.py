@@ -15,7 +15,7 @@ from backquant.errors import UsageError
 from backquant.graph import GraphEditor
 from backquant.match.plan import Plan, Reason
 from backquant.observe.together import calculate_together
-from backquant.prepare import KeptGraphModule, ObserverSource, Record
+from backquant.prepare import KeptGraphModule, ObserverSource, Record, Role
 from backquant.prepare.record import QParamsKey
 from backquant.qconfig import ConvertCustomConfig, QConfigMapping
 
@@ -125,11 +125,7 @@ class Conversion:
     weight_floors: Mapping[str, torch.Tensor] = field(
         default_factory=dict
     )  # by the path of a module
-    # chosen by a recipe, by path of the module
-    weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    kept: Kept = as_it_is
-    calculate: Calculate = calculate_together
+    request: ConvertRequest = field(default_factory=ConvertRequest)
     passed: Mapping[int, QParams | None] | None = None
     inputs: dict[int, QParams | None] = field(default_factory=dict)
     outputs: dict[int | str, QParams | None] = field(default_factory=dict)
@@ -138,6 +134,11 @@ class Conversion:
     # where a state_dict has the qparams: of each measured site, and of the quantize nodes that were written
     keys_of_sites: Mapping[str, QParamsKey] = field(default_factory=dict)
     keys: dict[str, QParamsKey] = field(default_factory=dict)
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether weights are observed in the graph: those of functions, no parameters of modules."""
+        return any(site.role is Role.WEIGHT for site in self.prepared.sites.sites)
 
     def quantized(self, node: str) -> bool:
         """Whether the node of this name is quantized by the final plan."""

@@ -121,7 +121,7 @@ def _module_scales(
     part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
     if not isinstance(getattr(part, "weight", None), torch.Tensor):
         return []
-    chosen = work.weight_qparams.get(str(root.target))
+    chosen = work.request.weight_qparams.get(str(root.target))
     with torch.no_grad():
         qparams = dict(chosen or _weight_qparams(part, _observer_factory(work, trained, spec)))
     qparams = qparams if maker is None else maker(qparams)
@@ -191,7 +191,7 @@ class _Converter:
                     node.target = target
             calls = (node.name for node in variants[spec])
             maker = next((self.makers[name] for name in calls if name in self.makers), None)
-            chosen = work.weight_qparams.get(path)
+            chosen = work.request.weight_qparams.get(path)
             qparams = (
                 partial(self._qparams, part, trained, spec, maker)
                 if chosen is None
@@ -199,10 +199,12 @@ class _Converter:
             )
             swapped = _reference(path, part, reference, qparams)
             for name, buffer in swapped._buffers.items():
-                swapped._buffers[name] = None if buffer is None else work.kept(buffer)
+                swapped._buffers[name] = None if buffer is None else work.request.kept(buffer)
             self._tie(part, swapped)
-            if path in work.biases:
-                swapped._parameters["bias"] = nn.Parameter(work.biases[path], requires_grad=False)
+            if path in work.request.biases:
+                swapped._parameters["bias"] = nn.Parameter(
+                    work.request.biases[path], requires_grad=False
+                )
             set_module(work.module, target if part is plain else f"{target}.0", swapped)
 
     def _qparams(
@@ -373,7 +375,8 @@ def convert_functional_weights(work: Conversion, needed: frozenset[str]) -> set[
     done: set[str] = set()
     for site in work.prepared.sites.sites:
         found = work.qparams[site.group]
-        if site.role is not Role.WEIGHT or site.name not in needed or not _is_stored(found):
+        is_stored = found.scale is not None or is_narrow_float(found.dtype)
+        if site.role is not Role.WEIGHT or site.name not in needed or not is_stored:
             continue
         node = work.nodes[site.name]
         source = node.all_input_nodes[0]
@@ -385,10 +388,6 @@ def convert_functional_weights(work: Conversion, needed: frozenset[str]) -> set[
         work.editor.erase(node)
         done.add(site.name)
     return done
-
-
-def _is_stored(found: ObservedQParams) -> bool:
-    return found.scale is not None or is_narrow_float(found.dtype)
 
 
 def _stored(
@@ -466,7 +465,9 @@ def _widened(work: Conversion, position: fx.Node, target: Any, args: tuple[Any, 
 
 
 def _buffer(work: Conversion, position: fx.Node, prefix: str, tensor: torch.Tensor) -> fx.Node:
-    return work.editor.read_buffer(position, work.editor.names.take(prefix), work.kept(tensor))
+    return work.editor.read_buffer(
+        position, work.editor.names.take(prefix), work.request.kept(tensor)
+    )
 
 
 # The float weights that a conversion replaces (``convert_fx(..., keep_original_weights=True)``).

@@ -152,7 +152,8 @@ def _insert_observers(
     if results is not None:
         table = without_float_results(table, module, plan, backend, results)
     source = ObserverSource(backend, record.qconfig_mapping)
-    check_groups(table, plan, backend, source)
+    if any(site.shared for site in table.sites):
+        check_groups(table, plan, backend, source)
     prepared = rebuilt(PreparedModule, module, own_buffers(module))
     editor = GraphEditor(prepared, record.provenance.copy())
     _install(prepared, table, source)
@@ -162,7 +163,8 @@ def _insert_observers(
         observe_custom_modules(prepared, plan, record.qconfig_mapping, custom)
     editor.finish()
     verify(prepared, after="pass 'insert observers'")
-    plan = _without_refused(plan, table, interfaces(module, plan, custom))
+    if table.refused or any(match.kind is not MatchKind.PATTERN for match in plan.matches):
+        plan = _without_refused(plan, table, interfaces(module, plan, custom))
     state = replace(record, plan=plan, sites=table, provenance=editor.provenance)
     with_state(prepared, state)
     return prepared

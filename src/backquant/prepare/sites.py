@@ -44,12 +44,14 @@ import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig, LeaveFloat
-from backquant.dtypes import find_dtype, is_narrow_float
+from backquant.dtypes import find_dtype
 from backquant.errors import ConfigError
 from backquant.graph import GraphIndex, nodes_in
 from backquant.match.plan import Match, Plan, Reason, RuleRef
 from backquant.match.refusal import entry_text
+from backquant.match.rules import QConfigReader
 from backquant.match.scale_rules import float_results, only_moves
+from backquant.match.verdict import QConfigRequest
 from backquant.observe import (
     HistogramObserver,
     MinMaxObserver,
@@ -212,7 +214,11 @@ class ObserverSource:
         if spec.part == "output_overwrite":
             return self._overwrite(spec.entry, qconfig)
         if spec.part == "bias":
-            return PlaceholderObserver.with_args(dtype=_bias_dtype(qconfig))
+            reader = QConfigReader()
+            requests = (
+                read(qconfig, self._place(spec)) for read in (reader.activation, reader.weight)
+            )
+            return PlaceholderObserver.with_args(dtype=QConfigRequest(*requests).bias_dtype)
         if spec.part == "input_of_fixed":
             return self._measuring(qconfig)
         factory: Callable[[], Any] | None = getattr(qconfig, spec.part)
@@ -265,17 +271,6 @@ def _probe(observer: Any) -> Probe:
         reuses_input=is_reuse_input(observer),
         fixed=is_fixed_qparams(observer),
     )
-
-
-def _bias_dtype(qconfig: QConfig) -> torch.dtype:
-    """float16 or bfloat16 when activation and weight are statically of that dtype, else float32."""
-    if qconfig.activation is None or qconfig.weight is None:
-        return torch.float32
-    activation, weight = _probe(qconfig.activation()), _probe(qconfig.weight())
-    dtype, same = activation.dtype, activation.dtype == weight.dtype
-    if dtype is not None and same and is_narrow_float(dtype) and not activation.is_dynamic:
-        return dtype
-    return torch.float32
 
 
 # Which part an argument plays for the operator that reads it: activation, weight or bias.

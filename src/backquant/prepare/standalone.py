@@ -96,30 +96,28 @@ def _observed(
         f"class {observed_class.__name__}:\n    @classmethod\n"
         "    def from_float(cls, module): ...  # a module"
     )
-    from_float = getattr(observed_class, "from_float", None)
-    if not callable(from_float):
-        raise ConfigError(
-            f"{observed_class.__name__} has no class method from_float", where=where, fix=fix
-        )
-    try:
-        made = from_float(module)
-    except BackquantError as error:
-        raise type(error)(error.what, where=where, fix=error.fix) from error
-    except Exception as error:
-        raise ConfigError(
-            f"{observed_class.__name__}.from_float raised {type(error).__name__}: {error}",
-            where=where,
-            fix=fix,
-        ) from error
-    if not isinstance(made, nn.Module):
-        raise ConfigError(
-            f"{observed_class.__name__}.from_float returned {made!r}, which is no module",
-            where=where,
-            fix=fix,
-        )
+    made = made_by_class(observed_class, "from_float", module, where, fix)
     if getattr(made, "qconfig", None) is None:
         made.qconfig = module.qconfig
     return made.train(module.training)
+
+
+def made_by_class(cls: type, method: str, module: nn.Module, where: str, fix: str) -> nn.Module:
+    """What a class of the user's makes of a module. Raises ``ConfigError`` where it makes none."""
+    name, make = cls.__name__, getattr(cls, method, None)
+    if not callable(make):
+        raise ConfigError(f"{name} has no class method {method}", where=where, fix=fix)
+    try:
+        made = make(module)
+    except BackquantError as error:
+        raise type(error)(error.what, where=where, fix=error.fix) from error
+    except Exception as error:
+        what = f"{name}.{method} raised {type(error).__name__}: {error}"
+        raise ConfigError(what, where=where, fix=fix) from error
+    if not isinstance(made, nn.Module):
+        what = f"{name}.{method} returned {made!r}, which is no module"
+        raise ConfigError(what, where=where, fix=fix)
+    return made
 
 
 def prepare_standalone_modules(
