@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from backquant.errors import ArtifactError
+
 _packings = [0]
 _numbers = count(1)  # threads that drop packed weights at the same time get different numbers
 
@@ -68,6 +70,22 @@ class KernelModule(nn.Module):
         """The tensors, beside parameters and buffers, that the kernel reads."""
         return ()
 
+    def _derived(self) -> dict[str, Any]:
+        """The attributes that are made from the buffers when they are needed, each with what it is before."""
+        return {}
+
+    def _drop(self) -> None:
+        """Drop everything that was derived from the buffers."""
+        self.__dict__.update(self._derived())
+        self.note_dropped()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, **self._derived()}
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._drop()
+
     @staticmethod
     def note_dropped() -> None:
         """Declare packed weights invalid; recordings that read them become invalid, too."""
@@ -81,8 +99,18 @@ class KernelModule(nn.Module):
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
+        self._drop()
         return self
 
     def extra_repr(self) -> str:
         fields = ", ".join(f"{key}={value}" for key, value in asdict(self.config).items())
         return f"{self.name}, {fields}"
+
+
+def lacking(kernel: type, names: Iterable[str]) -> ArtifactError:
+    """An artifact that lacks tensors of a kernel."""
+    return ArtifactError(
+        f"{kernel.__name__} lacks {', '.join(names)}",
+        where=kernel.__name__,
+        fix="save the model again: backquant.save(quantized, path)",
+    )

@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from backquant.dtypes import QParams
 from backquant.lower.kernels.boundary import quantize
-from backquant.lower.kernels.geometry import output_size, rewrite
+from backquant.lower.kernels.geometry import output_size
 from backquant.lower.kernels.onednn_conv import OnednnConvolution
 from backquant.lower.kernels.packed import PACKINGS, WeightTensors
-from backquant.lower.kernels.patches import gathered
 from backquant.lower.kernels.planned import Planned
 from backquant.lower.kernels.postop import PostOp, with_post_op
 from backquant.lower.kernels.prepared import (
@@ -155,26 +154,15 @@ class OnednnConv(OnednnConvolution):
             return engine_for_line(positions * self.weight.numel())
         return engine_for(rows if self.is_linear else math.inf)
 
-    def _drop(self) -> None:
-        super()._drop()
-        self._prepared = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_prepared": {}}
+    def _derived(self) -> dict[str, Any]:
+        return {**super()._derived(), "_prepared": {}}
 
     def _pack(self, size: tuple[int, ...]) -> Any:
-        c, padding = self.config, self._padding
-        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, padding.folded)
-        if self.is_linear:
-            return torch.ops.onednn.qlinear_prepack(self.weight.flatten(1).contiguous(), None), bias
-        weight = torch.ops.onednn.qconv_prepack(
-            self.weight,
-            self.weight_scale,
-            c.x_scale,
-            padding.zero_point,
-            *self._geometry,
-            [1, self.weight.shape[1] * c.groups, *size],
-        )
+        if not self.is_linear:
+            return super()._pack(size)
+        folded, scale = self._padding.folded, self.config.x_scale
+        weight = torch.ops.onednn.qlinear_prepack(self.weight.flatten(1).contiguous(), None)
+        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, scale, folded)
         return weight, bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -192,14 +180,9 @@ class OnednnConv(OnednnConvolution):
         lying = self._lying(x)
         if lying is not None:
             return lying.forward(x.transpose(2, 3)).transpose(2, 3)
-        if any(n < least for n, least in zip(size, self._least, strict=True)):
-            other = rewrite(tuple(size), self._window)
-            if other is not None:
-                made = self._without_padding(other.stride, other.dilation)
-                return made.forward(other.applied(x, self.config.x_zero_point))
-        if not self._is_right(x):
-            windows = gathered(x, self._window, self.config.x_zero_point)
-            return self._over_windows().forward(windows)
+        instead = self._instead(x)
+        if instead is not None:
+            return instead[0].forward(instead[1])
         padding = self._padding
         if padding.before is not None:
             x = pad_with(x, padding.before, self.config.x_zero_point)

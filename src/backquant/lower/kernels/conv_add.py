@@ -8,14 +8,12 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.boundary import quantize
-from backquant.lower.kernels.geometry import output_size, rewrite
+from backquant.lower.kernels.geometry import output_size
 from backquant.lower.kernels.onednn_conv import OnednnConvolution
 from backquant.lower.kernels.packed import WeightTensors
-from backquant.lower.kernels.patches import gathered
 from backquant.lower.kernels.planned import Planned
 from backquant.lower.kernels.views import as_quantized
 from backquant.lower.kernels.zero_point import (
-    fold_zero_point,
     has_short_sums,
     pad_with,
     plan_padding,
@@ -92,19 +90,6 @@ class OnednnConvAdd(OnednnConvolution):
         kernel = self._planned.named(self.kernel)
         return f"{kernel}({fused}{', rounds once' if self.config.rounds_once else ''})"
 
-    def _pack(self, size: tuple[int, ...]) -> Any:
-        c, padding = self.config, self._padding
-        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, padding.folded)
-        weight = torch.ops.onednn.qconv_prepack(
-            self.weight,
-            self.weight_scale,
-            c.x_scale,
-            padding.zero_point,
-            *self._geometry,
-            [1, self.weight.shape[1] * c.groups, *size],
-        )
-        return weight, bias
-
     def _shape(self, x: torch.Tensor) -> list[int]:
         """The shape of the convolution of ``x``."""
         return [x.shape[0], self.weight.shape[0], *output_size(x.shape[2:], self._window)]
@@ -132,15 +117,9 @@ class OnednnConvAdd(OnednnConvolution):
             return found if other.dim() > 3 else found.squeeze(0)
         if self._is_planned(x, other):
             return self._planned.convolution_add(self, x, other)
-        size = x.shape[2:]
-        if x.numel() and any(n < least for n, least in zip(size, self._least, strict=True)):
-            another = rewrite(tuple(size), self._window)
-            if another is not None:
-                made = self._without_padding(another.stride, another.dilation)
-                return made.forward(another.applied(x, self.config.x_zero_point), other)
-        if not self._is_right(x):
-            windows = gathered(x, self._window, self.config.x_zero_point)
-            return self._over_windows().forward(windows, other)
+        instead = self._instead(x)
+        if instead is not None:
+            return instead[0].forward(instead[1], other)
         shape = self._shape(x)
         spreads = list(other.shape) != shape and self._spreads(other, shape)
         padding = self._padding

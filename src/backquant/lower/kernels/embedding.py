@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from backquant.errors import ArtifactError, InputError
-from backquant.lower.kernels.configured import KernelModule, decode_config
+from backquant.errors import InputError
+from backquant.lower.kernels.configured import KernelModule, decode_config, lacking
 
 _BITS = (4, 8)
 
@@ -73,11 +73,7 @@ class _Table(KernelModule):
         """Build the kernel again from ``artifact_config()`` and its buffer; raises ``ArtifactError``."""
         table, decoded = tensors.get("table"), decode_config(cls.config_class, config)
         if table is None or table.dtype != torch.uint8 or decoded.bits not in _BITS:
-            raise ArtifactError(
-                f"{cls.__name__} lacks its table of uint8",
-                where=cls.__name__,
-                fix="save the model again: backquant.save(quantized, path)",
-            )
+            raise lacking(cls, ["its table of uint8"])
         return cls(decoded, table)
 
     def _look_up(self, indices: torch.Tensor, *arguments: Any) -> torch.Tensor:

@@ -117,15 +117,14 @@ class OnednnLinear(PackedKernel):
 
     def _drop(self) -> None:
         super()._drop()
-        self._prepared = {}
         self._planned.drop()
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         yield from super().packed_tensors()
         yield from self._planned.tensors
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_prepared": {}}
+    def _derived(self) -> dict[str, Any]:
+        return {**super()._derived(), "_prepared": {}}
 
     @property
     def name(self) -> str:

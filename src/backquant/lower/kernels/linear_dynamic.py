@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from backquant.errors import InputError
 from backquant.lower.kernels.repacked import RepackedKernel, pack_linear
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "hardswish": F.hardswish,
@@ -75,12 +73,7 @@ class DynamicLinear(RepackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Float ``[..., in]`` to ``[..., out]``, of the dtype of ``x``. Raises ``InputError``."""
-        if x.dtype not in _FLOATS or not x.dim() or x.shape[-1] != self.weight.shape[1]:
-            raise InputError(
-                f"{self.name} takes float32 or 16-bit floats […, {self.weight.shape[1]}]",
-                where=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
-                fix="inputs of the dtype and shape that the float model takes",
-            )
+        self.check_floats(x, self.weight.shape[1])
         c, ops = self.config, torch.ops.quantized
         rows = x.float().reshape(-1, x.shape[-1])
         out: torch.Tensor

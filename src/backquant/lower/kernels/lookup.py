@@ -93,10 +93,8 @@ class Lookup(KernelModule):
         """Inverse of ``artifact_config()`` and the buffer ``table``."""
         return cls(decode_config(LookupConfig, config), tensors["table"])
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._bytes = None
-        self.note_dropped()
+    def _derived(self) -> dict[str, Any]:
+        return {"_bytes": None}
 
 
 def _in_memory_order(x: torch.Tensor) -> torch.Tensor | None:

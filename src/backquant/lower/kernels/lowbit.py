@@ -18,11 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from backquant.dtypes import bits_of_values, pack_integers
-from backquant.errors import ArtifactError, InputError
-from backquant.lower.kernels.configured import KernelModule, decode_config
+from backquant.lower.kernels.configured import KernelModule, decode_config, lacking
 from backquant.lower.kernels.repacked import RepackedKernel
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _STEP = 16  # features that the kernels take at a time
 _INNER_TILES = 1  # a setting of the GPU layout, which the CPU ignores
 
@@ -73,12 +71,7 @@ class LowbitLinear(RepackedKernel):
 
     def forward(self, x: Tensor) -> Tensor:
         """Float ``[..., in]`` to ``[..., out]``. Raises ``InputError``."""
-        if x.dtype not in _FLOATS or not x.dim() or x.shape[-1] != self.weight.shape[1]:
-            raise InputError(
-                f"{self.name} takes float32 or 16-bit floats […, {self.weight.shape[1]}]",
-                where=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
-                fix="inputs of the dtype and shape that the float model takes",
-            )
+        self.check_floats(x, self.weight.shape[1])
         rows = x.to(torch.bfloat16).reshape(-1, x.shape[-1]).contiguous()
         packed, scales = self.packed
         aten = torch.ops.aten
@@ -145,11 +138,7 @@ class GroupedTable(KernelModule):
         table, scale = tensors.get("table"), tensors.get("scale")
         decoded = decode_config(cls.config_class, config)
         if table is None or scale is None:
-            raise ArtifactError(
-                f"{cls.__name__} lacks its table or its scales",
-                where=cls.__name__,
-                fix="save the model again: backquant.save(quantized, path)",
-            )
+            raise lacking(cls, ["its table or its scales"])
         return cls(decoded, table, scale)
 
     @property

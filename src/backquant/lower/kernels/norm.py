@@ -73,22 +73,8 @@ class BatchNorm(KernelModule):
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         return () if self._numbers is None else (self._numbers,)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_numbers": None}
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
-        self._drop()
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._drop()
-
-    def _drop(self) -> None:
-        """What was made from the buffers is void."""
-        self._numbers = None
-        self.note_dropped()
+    def _derived(self) -> dict[str, Any]:
+        return {"_numbers": None}
 
     def scaled(self) -> tuple[torch.Tensor, torch.Tensor]:
         """``scale`` and ``shift`` by channel: what integers of the input are times and plus in the result.

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from typing_extensions import Self
 
-from backquant.lower.kernels.geometry import Geometry, least_sizes
+from backquant.lower.kernels.geometry import Geometry, least_sizes, rewrite
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
-from backquant.lower.kernels.patches import as_point
+from backquant.lower.kernels.patches import as_point, gathered
 from backquant.lower.kernels.planned import Planned
 from backquant.lower.kernels.prepared import is_plain
 from backquant.lower.kernels.self_check import is_right_here
-from backquant.lower.kernels.zero_point import Padding
+from backquant.lower.kernels.zero_point import Padding, fold_zero_point
 
 _LINE = (-1,)  # among the keys of replacements, which are strides with dilations
 
@@ -46,8 +46,33 @@ class OnednnConvolution(PackedKernel):
         if found is None:
             none = (0,) * len(stride)
             config = replace(self.config, stride=stride, dilation=dilation, padding=none)
-            found = self._replacements[key] = type(self)(config, self._tensors())
+            found = self._replacements[key] = type(self)(config, self.tensors())
         return found
+
+    def _pack(self, size: tuple[int, ...]) -> Any:
+        c, padding = self.config, self._padding
+        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, padding.folded)
+        weight = torch.ops.onednn.qconv_prepack(
+            self.weight,
+            self.weight_scale,
+            c.x_scale,
+            padding.zero_point,
+            *self._geometry,
+            [1, self.weight.shape[1] * c.groups, *size],
+        )
+        return weight, bias
+
+    def _instead(self, x: torch.Tensor) -> tuple[Self, torch.Tensor] | None:
+        """The convolution of another input that gives what oneDNN would not for ``x``; ``None``: it does."""
+        size, zero_point = x.shape[2:], self.config.x_zero_point
+        if x.numel() and any(n < least for n, least in zip(size, self._least, strict=True)):
+            other = rewrite(tuple(size), self._window)
+            if other is not None:
+                made = self._without_padding(other.stride, other.dilation)
+                return made, other.applied(x, zero_point)
+        if not self._is_right(x):
+            return self._over_windows(), gathered(x, self._window, zero_point)
+        return None
 
     def _lying(self, x: torch.Tensor) -> Self | None:
         """The convolution that slides along a line where this one slides along a column: the same memory, and
@@ -58,7 +83,7 @@ class OnednnConvolution(PackedKernel):
             return None
         found = self._replacements.get(_LINE)
         if found is None:
-            tensors = self._tensors()
+            tensors = self.tensors()
             weight = tensors.weight.transpose(2, 3).contiguous()
             turned = {name: getattr(c, name)[::-1] for name in ("stride", "padding", "dilation")}
             made = type(self)(replace(c, **turned), replace(tensors, weight=weight))
@@ -69,12 +94,9 @@ class OnednnConvolution(PackedKernel):
         """The 1×1 convolution over ``gathered`` windows."""
         found = self._replacements.get(())
         if found is None:
-            made = as_point(self.config, self._tensors())
+            made = as_point(self.config, self.tensors())
             found = self._replacements[()] = type(self)(*made)
         return found
-
-    def _tensors(self) -> WeightTensors:
-        return WeightTensors(self.weight, self.weight_scale, self.weight_zero_point, self.bias)
 
     def _is_right(self, x: torch.Tensor) -> bool:
         """Whether oneDNN computes this shape rightly here. A 1×1 convolution is a product."""
@@ -86,7 +108,6 @@ class OnednnConvolution(PackedKernel):
 
     def _drop(self) -> None:
         super()._drop()
-        self._replacements = {}
         self._planned.drop()
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
@@ -96,5 +117,5 @@ class OnednnConvolution(PackedKernel):
             yield from made.buffers()
             yield from made.packed_tensors()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_replacements": {}}
+    def _derived(self) -> dict[str, Any]:
+        return {**super()._derived(), "_replacements": {}}

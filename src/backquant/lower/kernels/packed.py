@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from backquant.errors import ArtifactError, InputError
-from backquant.lower.kernels.configured import KernelModule, decode_config
+from backquant.errors import InputError
+from backquant.lower.kernels.configured import KernelModule, decode_config, lacking
 
 _INTEGERS = (torch.uint8, torch.int8)
 PACKINGS = 3  # packed weights per kernel at most; each is as large as the integer weight
@@ -113,27 +113,23 @@ class PackedKernel(KernelModule):
         needed = ("weight", "weight_scale", "weight_zero_point")
         missing = [name for name in needed if tensors.get(name) is None]
         if missing:
-            raise ArtifactError(
-                f"{cls.__name__} lacks {', '.join(missing)}",
-                where=cls.__name__,
-                fix="save the model again: backquant.save(quantized, path)",
-            )
+            raise lacking(cls, missing)
         weight, scale, zero_point = (tensors[name] for name in needed)
         assert weight is not None and scale is not None and zero_point is not None
         weights = WeightTensors(weight, scale, zero_point, tensors.get("bias"))
         return cls(decode_config(cls.config_class, config), weights)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": {}}
+    def _derived(self) -> dict[str, Any]:
+        return {"_packed": {}}
+
+    def tensors(self) -> WeightTensors:
+        """The integer weight, as the kernel was given it."""
+        return WeightTensors(self.weight, self.weight_scale, self.weight_zero_point, self.bias)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedKernel:
-        tensors = WeightTensors(
-            self.weight.clone(),
-            self.weight_scale.clone(),
-            self.weight_zero_point.clone(),
-            None if self.bias is None else self.bias.clone(),
-        )
-        copy = type(self)(self.config, tensors)
+        own = vars(self.tensors()).items()
+        tensors = {name: None if tensor is None else tensor.clone() for name, tensor in own}
+        copy = type(self)(self.config, WeightTensors(**tensors))
         copy.training = self.training
         memo[id(self)] = copy
         return copy
@@ -142,17 +138,3 @@ class PackedKernel(KernelModule):
         for packed in self._packed.values():
             parts = packed if isinstance(packed, tuple) else (packed,)
             yield from (part for part in parts if isinstance(part, torch.Tensor))
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
-        self._drop()
-        return self
-
-    def _drop(self) -> None:
-        """Drop everything that was derived from the buffers."""
-        self._packed = {}
-        self.note_dropped()
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._drop()

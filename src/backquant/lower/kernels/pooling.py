@@ -130,16 +130,8 @@ def avg_pool2d(
         )
     _check_not_empty(x, 2)
     q = as_quantized_image(x, scale, zero_point)
-    pooled = F.avg_pool2d(
-        q,
-        tuple(kernel_size),
-        tuple(stride),
-        tuple(padding),
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-    )
-    return integer_view(pooled)
+    sizes = (tuple(kernel_size), tuple(stride), tuple(padding))
+    return integer_view(F.avg_pool2d(q, *sizes, ceil_mode, count_include_pad, divisor_override))
 
 
 def avg_pool3d(
@@ -161,15 +153,8 @@ def avg_pool3d(
     """
     _check_not_empty(x, 3)
     q = as_quantized_image(x if x.dim() == 5 else x.unsqueeze(0), scale, zero_point)
-    pooled = F.avg_pool3d(
-        q,
-        tuple(kernel_size),
-        tuple(stride),
-        tuple(padding),
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-    )
+    sizes = (tuple(kernel_size), tuple(stride), tuple(padding))
+    pooled = F.avg_pool3d(q, *sizes, ceil_mode, count_include_pad, divisor_override)
     found = integer_view(pooled)
     return found if x.dim() == 5 else found.squeeze(0)
 

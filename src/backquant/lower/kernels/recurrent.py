@@ -94,6 +94,21 @@ class _TwoWeights(RepackedKernel):
                 fix="inputs of the dtype and shape that the float model takes",
             )
 
+    def states(self, x: torch.Tensor, shape: tuple[int, ...], hx: State) -> list[torch.Tensor]:
+        """The hidden state: one tensor of ``shape``, of an LSTM two; zeros for ``None``."""
+        wanted = 2 if self.config.kind == "lstm" else 1
+        if hx is None:
+            return [x.new_zeros(shape)] * wanted
+        states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
+        shapes = [tuple(state.shape) for state in states]
+        if shapes != [shape] * wanted:
+            raise InputError(
+                f"the hidden state has the shapes {shapes}, expected {[shape] * wanted}",
+                where=self.name,
+                fix="pass the state that the float model takes",
+            )
+        return states
+
     def _reduces_range(self) -> bool:
         raise NotImplementedError
 
@@ -187,20 +202,7 @@ class QuantizedRecurrent(_TwoWeights):
         return PackedSequence(out, x.batch_sizes, x.sorted_indices, x.unsorted_indices), state
 
     def _states(self, x: torch.Tensor, batch: int, hx: State) -> list[torch.Tensor]:
-        c = self.config
-        shape = (c.rows, batch, c.hidden_size)
-        wanted = 2 if c.kind == "lstm" else 1
-        if hx is None:
-            return [x.new_zeros(shape)] * wanted
-        states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
-        shapes = [tuple(state.shape) for state in states]
-        if shapes != [shape] * wanted:
-            raise InputError(
-                f"the hidden state has the shapes {shapes}, expected {[shape] * wanted}",
-                where=self.name,
-                fix="pass the state that the float model takes",
-            )
-        return states
+        return self.states(x, (self.config.rows, batch, self.config.hidden_size), hx)
 
     def _run(
         self, x: tuple[torch.Tensor, ...], states: list[torch.Tensor], *batch_first: bool
@@ -273,19 +275,6 @@ class QuantizedCell(_TwoWeights):
 
     def _step(self, x: torch.Tensor, hx: State) -> Any:
         c = self.config
-        shape = (x.shape[0], c.hidden_size)
-        wanted = 2 if c.kind == "lstm" else 1
-        states = [x.new_zeros(shape)] * wanted if hx is None else _listed(hx)
-        shapes = [tuple(state.shape) for state in states]
-        if shapes != [shape] * wanted:
-            raise InputError(
-                f"the hidden state has the shapes {shapes}, expected {[shape] * wanted}",
-                where=self.name,
-                fix="pass the state that the float model takes",
-            )
+        states = self.states(x, (x.shape[0], c.hidden_size), hx)
         operator = getattr(torch.ops.quantized, f"quantized_{c.kind}_cell_dynamic")
         return operator(x, states if c.kind == "lstm" else states[0], *self.packed)
-
-
-def _listed(hx: State) -> list[torch.Tensor]:
-    return [hx] if isinstance(hx, torch.Tensor) else list(hx or ())

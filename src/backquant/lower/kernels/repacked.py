@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from typing_extensions import Self
 
-from backquant.errors import ArtifactError
-from backquant.lower.kernels.configured import KernelModule, decode_config
+from backquant.errors import InputError
+from backquant.lower.kernels.configured import KernelModule, decode_config, lacking
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.views import quantized_weight
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def pack_linear(
@@ -89,15 +91,11 @@ class RepackedKernel(KernelModule):
         names = cls.buffer_names(decoded)
         missing = [n for n in names if not n.startswith("bias") and tensors.get(n) is None]
         if missing:
-            raise ArtifactError(
-                f"{cls.__name__} lacks {', '.join(missing)}",
-                where=cls.__name__,
-                fix="save the model again: backquant.save(quantized, path)",
-            )
+            raise lacking(cls, missing)
         return cls(decoded, tensors)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}
+    def _derived(self) -> dict[str, Any]:
+        return {"_packed": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         tensors = {n: None if b is None else b.clone() for n, b in self._buffers.items()}
@@ -106,13 +104,11 @@ class RepackedKernel(KernelModule):
         memo[id(self)] = copy
         return copy
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
-        self._packed = None
-        self.note_dropped()
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._packed = None
-        self.note_dropped()
+    def check_floats(self, x: torch.Tensor, features: int) -> None:
+        """Raise ``InputError`` for what is no row, or rows, of so many floats."""
+        if x.dtype not in _FLOATS or not x.dim() or x.shape[-1] != features:
+            raise InputError(
+                f"{self.name} takes float32 or 16-bit floats […, {features}]",
+                where=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
+                fix="inputs of the dtype and shape that the float model takes",
+            )
