@@ -322,9 +322,10 @@ def _converted(
         work.plan = work.plan.noted(note)
     work.keys_of_sites = qparams_keys(work, needed)
     measured = measured_outputs(work)
-    kinds, gone = {match.kind for match in work.plan.matches}, set[str]()
+    gone: set[str] = set()
     swaps: list[CustomSwap] = []
-    if MatchKind.CUSTOM_MODULE in kinds or request.custom.observed_to_quantized_mapping:
+    custom = any(match.kind is MatchKind.CUSTOM_MODULE for match in work.plan.matches)
+    if custom or request.custom.observed_to_quantized_mapping:
         swaps = run_pass(custom_swaps, work, request.custom)
     if state.custom is not None:
         gone |= run_pass(dequantize_inputs, work)
@@ -340,8 +341,7 @@ def _converted(
         run_pass(round_results, work)
     if swaps:
         run_pass(convert_custom_modules, work, swaps, prepared)
-    if MatchKind.STANDALONE in kinds:
-        run_pass(convert_standalone_modules, work, partial(_standalone, work, request))
+    run_pass(convert_standalone_modules, work, partial(_standalone, work, request))
     if state.custom is not None:
         run_pass(keep_outputs_quantized, work)
     result = run_pass(_finish_reference, work, needed, request)

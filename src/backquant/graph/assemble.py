@@ -68,8 +68,9 @@ class DeferredGraphModule(CallTableModule):
     def get_submodule(self, target: str) -> nn.Module:
         """As of any module; by the user's own path, too."""
         first, dot, rest = target.partition(".")
-        written = attribute(first) if attribute(first) in self._modules else first
-        return super().get_submodule(f"{written}{dot}{rest}")
+        if first not in self._modules and attribute(first) in self._modules:
+            first = attribute(first)
+        return super().get_submodule(f"{first}{dot}{rest}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         _ = self.code

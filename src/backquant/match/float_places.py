@@ -64,8 +64,11 @@ def keys_of(operators: Iterable[Any]) -> set[OperatorKey | None]:
 
 
 def _left_by(graph: GraphIndex, rule: LeaveFloat, tables: set[fx.Node]) -> set[fx.Node]:
-    wanted, after, before = keys_of(rule.operators), keys_of(rule.after), keys_of(rule.before)
+    wanted = keys_of(rule.operators)
     own = [node for node in graph.calls() if graph.key(node) in wanted]
+    if not own:
+        return set()
+    after, before = keys_of(rule.after), keys_of(rule.before)
     left = {node for node in own if any(_made_by(graph, v, after) for v in _read(graph, node))}
     for node in reversed(own):
         readers = _readers(graph, node)
