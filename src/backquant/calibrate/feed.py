@@ -29,6 +29,7 @@ from backquant.calibrate.packed import PackedConvolutions
 from backquant.errors import BackquantError, CalibrationError, InputError, first_line
 from backquant.graph import as_arguments, get_module
 from backquant.graph.devices import other_devices
+from backquant.graph.edit import weighted_part
 from backquant.graph.example import describe_value
 from backquant.graph.example import inputs_of as named_inputs
 from backquant.graph.export import Interface, interface_of
@@ -393,7 +394,7 @@ def _expected(prepared: fx.GraphModule) -> str:
 
 
 def _input_size(module: nn.Module) -> str:
-    inner = module[0] if isinstance(module, nn.Sequential) and len(module) else module
+    inner = weighted_part(module)
     for name in ("in_features", "in_channels", "num_features"):
         if isinstance(getattr(inner, name, None), int):
             return f"{name}={getattr(inner, name)}"

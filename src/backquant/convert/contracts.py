@@ -12,6 +12,7 @@ from backquant.convert.dialects import is_dequantize
 from backquant.convert.state import Conversion, ConvertRequest, ReferenceModel, reference_state
 from backquant.dtypes import ObservedQParams, find_dtype
 from backquant.graph import Breach, get_module
+from backquant.graph.edit import weighted_part
 from backquant.match.plan import MatchKind
 from backquant.prepare import PreparedModule
 
@@ -73,7 +74,7 @@ def weights_are_integers(_: None, work: Conversion) -> Iterator[Breach]:
             module = get_module(work.module, str(node.target))
             if hasattr(module, "weight_fake_quant"):
                 yield Breach(name, f"no training module, and finds {type(module).__name__}")
-            part = module[0] if isinstance(module, nn.Sequential) and len(module) else module
+            part = weighted_part(module)
             if quantized and _has_reference(part, references):
                 yield Breach(name, f"a reference module of {type(part).__name__}")
 

@@ -10,7 +10,6 @@ A batch norm that was planned for as plain and trained as ``nn.SyncBatchNorm`` b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -144,7 +143,7 @@ class Constants:
         if node.op == "call_method":
             first, *rest = args
             return getattr(first, str(node.target))(*rest, **kwargs)
-        call: Callable[..., Any] = node.target  # type: ignore[assignment]
+        call: Any = node.target
         if node.op == "call_module":
             call = get_module(self._module, str(node.target))
             if is_observer_or_fake_quantize(call):

@@ -18,6 +18,7 @@ from backquant.convert.state import Conversion
 from backquant.dtypes import ObservedQParams, integer_range, is_symmetric, stored_scale
 from backquant.errors import ConfigError
 from backquant.graph import contract, get_module, set_module, shallow_copy
+from backquant.graph.edit import weighted_part
 from backquant.match.plan import Match
 from backquant.match.refusal import chosen_dtype_config
 from backquant.operators import find
@@ -352,7 +353,7 @@ def _round_calls(
 
 def _part(work: Conversion, where: fx.Node | str) -> nn.Module:
     module = get_module(work.module, where if isinstance(where, str) else str(where.target))
-    return module[0] if isinstance(module, nn.Sequential) and len(module) else module
+    return weighted_part(module)
 
 
 def _round_parameter(module: nn.Module, steps: torch.Tensor, dtype: torch.dtype) -> None:
@@ -462,9 +463,8 @@ def _replace(
 def _channel_axis(work: Conversion, root: fx.Node) -> int:
     """The axis of output channels, from the end: the last behind a matrix, else before those of space."""
     if root.op == "call_module":
-        module = get_module(work.module, str(root.target))
-        part = module[0] if isinstance(module, torch.nn.Sequential) else module
-        dims = part.weight.dim()  # type: ignore[operator]
+        weight: Any = _part(work, root).weight
+        dims = weight.dim()
     else:
         operator = find(root.target)
         name = "" if operator is None else operator.name

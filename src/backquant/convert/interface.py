@@ -404,8 +404,9 @@ def _quantizes(node: fx.Node) -> bool:
 
 
 def _qparams(node: fx.Node) -> QParams:
-    scale, zero_point, low, high, dtype = node.args[1:6]
-    return QParams(float(scale), int(zero_point), int(low), int(high), dtype)  # type: ignore[arg-type]
+    literals: tuple[Any, ...] = node.args[1:6]
+    scale, zero_point, low, high, dtype = literals
+    return QParams(float(scale), int(zero_point), int(low), int(high), dtype)
 
 
 def _held(example: ExampleSpec | None, index: int, name: str) -> Any:

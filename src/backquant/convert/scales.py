@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import fx
 
 from backquant.convert.contracts import activations_are_quantized, needed_are_measured
 from backquant.convert.dialects import DIALECTS, Writer
@@ -18,6 +18,7 @@ from backquant.convert.state import Conversion, RatioUnit
 from backquant.convert.weights import weight_scales, without_training
 from backquant.dtypes import ObservedQParams
 from backquant.graph import contract, get_module
+from backquant.graph.edit import weighted_part
 from backquant.match.plan import Match
 from backquant.match.scale_rules import MeasuredScales, bias_limit
 from backquant.observe import is_fixed_qparams
@@ -150,9 +151,8 @@ def _bias(work: Conversion, root: fx.Node) -> torch.Tensor | None:
         path = str(root.target)
         bias = work.request.biases.get(path)
         if bias is None:
-            plain = without_training(get_module(work.module, path))
-            part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
-            bias = getattr(part, "bias", None)
+            trained = get_module(work.module, path)
+            bias = getattr(weighted_part(without_training(trained)), "bias", None)
     else:
         read = (node for node in biases_of(work, root) if node.op == "get_attr")
         bias = next((Constants(work.module).tensor(node) for node in read), None)

@@ -47,6 +47,7 @@ from backquant.graph import (
     register_quantized_decomposed,
     set_module,
 )
+from backquant.graph.edit import weighted_part
 from backquant.match.plan import Match, MatchKind
 from backquant.observe.protocol import measure, qparam_dict
 from backquant.observe.together import weights_together
@@ -89,7 +90,7 @@ def _known_qparams(work: Conversion, variants: Mapping[str, Iterable[Any]]) -> _
         module = get_module(work.module, path)
         if hasattr(module, "weight_fake_quant"):
             continue
-        part = module[0] if isinstance(module, nn.Sequential) and len(module) else module
+        part = weighted_part(module)
         weight = getattr(part, "weight", None)  # a TorchScript module has no dict of parameters
         if isinstance(weight, nn.Parameter):
             for spec in specs:
@@ -118,7 +119,7 @@ def _module_scales(
 ) -> list[float]:
     trained = get_module(work.module, str(root.target))
     plain = without_training(trained)
-    part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
+    part = weighted_part(plain)
     if not isinstance(getattr(part, "weight", None), torch.Tensor):
         return []
     chosen = work.request.weight_qparams.get(str(root.target))
@@ -175,7 +176,7 @@ class _Converter:
         if plain is not trained:
             set_module(work.module, path, plain)
         fused = isinstance(plain, nn.Sequential) and _is_fused(plain, self.references)
-        part: nn.Module = plain[0] if fused else plain  # type: ignore[index]
+        part = weighted_part(plain) if fused else plain
         reference = self.references.get(type_before_parametrizations(part))
         specs = [spec for spec in variants if spec is not None]
         if reference is None or not specs:
@@ -333,11 +334,9 @@ def _observed(weight: Any, make_observer: Callable[[], nn.Module]) -> dict[str, 
 
 def _same_integers(one: nn.Module, two: nn.Module) -> bool:
     return all(
-        one._buffers[name] is not None
-        and two._buffers[name] is not None
-        and one._buffers[name].dtype == two._buffers[name].dtype  # type: ignore[union-attr]
-        and torch.equal(one._buffers[name], two._buffers[name])  # type: ignore[arg-type]
+        a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b)
         for name in ("weight", "weight_scale", "weight_zero_point")
+        for a, b in [(one._buffers[name], two._buffers[name])]
     )
 
 
@@ -539,7 +538,7 @@ def _inside(prepared: fx.GraphModule, reference: fx.GraphModule, node: fx.Node) 
 
 def _of_module(module: nn.Module) -> list[torch.Tensor | None]:
     plain = without_training(module)
-    part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
+    part = weighted_part(plain)
     return [_copy(getattr(part, "weight", None)), _copy(getattr(part, "bias", None))]
 
 

@@ -26,7 +26,7 @@ from backquant.errors import ExportError, InputError, UsageError, first_line, li
 from backquant.graph import DeferredGraphModule, as_arguments, get_module, rebuilt, shallow_copy
 from backquant.graph.clone import with_own_state
 from backquant.graph.costs import GraphCosts, graph_costs
-from backquant.graph.edit import NamePool
+from backquant.graph.edit import NamePool, weighted_part
 from backquant.graph.example import ExampleSpec, describe_value
 from backquant.graph.export.program import of_all_inputs
 from backquant.graph.in_place import changed_tensors
@@ -88,7 +88,7 @@ def lay_columns(
     }
     narrow = _narrow(module, columns, args, kwargs) if columns else set()
     for path in narrow:
-        _turn(_convolution(get_module(module, path)))
+        _turn(weighted_part(get_module(module, path)))
         for node in columns[path]:
             _lay(node, module, rule)
     if narrow:
@@ -103,12 +103,8 @@ def _called(module: fx.GraphModule) -> Iterator[tuple[str, list[fx.Node]]]:
     yield from calls.items()
 
 
-def _convolution(part: nn.Module) -> Any:
-    return part[0] if isinstance(part, nn.Sequential) and len(part) else part
-
-
 def _is_column(part: nn.Module) -> bool:
-    own = _convolution(part)
+    own = weighted_part(part)
     if type(own) is not Conv2d or own.weight.is_floating_point() or own.weight_scale.dim() > 1:
         return False
     padding: Any = own.padding

@@ -27,6 +27,15 @@ def get_module(root: nn.Module, path: str) -> nn.Module:
     return found
 
 
+def weighted_part(module: nn.Module) -> nn.Module:
+    """The layer that a fused module begins with, which has its weight; any other module itself.
+
+    >>> weighted_part(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    return module[0] if isinstance(module, nn.Sequential) and len(module) else module
+
+
 def set_module(root: nn.Module, path: str, module: nn.Module) -> None:
     """Put ``module`` at a dotted path, replacing what is there and creating containers.
 

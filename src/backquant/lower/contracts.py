@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from backquant.graph import Breach, get_module
+from backquant.graph.edit import weighted_part
 from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.lower.machine import EngineInfo
 from backquant.lower.qdq import is_dequantize, is_quantize
@@ -39,9 +39,7 @@ def reference_modules_are_lowered(
     module = lowered.graph_module
     for node in module.graph.nodes:
         if node.op == "call_module" and node.name not in told:
-            called = get_module(module, str(node.target))
-            fused = isinstance(called, nn.Sequential) and len(called)
-            part = called[0] if fused else called  # type: ignore[index]
+            part = weighted_part(get_module(module, str(node.target)))
             if isinstance(part, IntegerWeights):
                 what = type(part).__name__
                 yield Breach(node.name, f"a kernel in the place of the reference module {what}")

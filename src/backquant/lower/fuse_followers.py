@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,6 @@ from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.kernels.linear import OnednnLinear
 from backquant.lower.kernels.lookup import Lookup, LookupConfig, clamp
-from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.postop import PostOp
 from backquant.lower.kernels.shuffle import shuffle
 from backquant.lower.machine import may_overwrite
@@ -81,22 +80,15 @@ def _kernel(graph_module: GraphModule, source: Any) -> Any:
     return get_module(graph_module, str(source.target)) if called else None
 
 
-def _remade(kernel: _Kernel, kind: Callable[..., Any], config: Any) -> Any:
-    """A kernel of this class and configuration, with the weights of ``kernel``."""
-    tensors = WeightTensors(
-        kernel.weight, kernel.weight_scale, kernel.weight_zero_point, kernel.bias
-    )
-    return kind(config, tensors).train(kernel.training)
-
-
 def _clamp(graph_module: GraphModule, node: Node) -> _Joint | None:
     """Rule 1."""
     if node.op != "call_function" or node.target is not clamp:
         return None
-    source, low, high = node.args
+    arguments: tuple[Any, ...] = node.args
+    source, low, high = arguments
     kernel = _kernel(graph_module, source)
-    made = clamped(kernel, low, high) if isinstance(kernel, _Kernel) else None  # type: ignore[arg-type]
-    return None if made is None else (source, made, ())  # type: ignore[return-value]
+    made = clamped(kernel, low, high) if isinstance(kernel, _Kernel) else None
+    return None if made is None else (source, made, ())
 
 
 def clamped(kernel: _Kernel, low: int, high: int) -> _Kernel | None:
@@ -121,7 +113,7 @@ def clamped(kernel: _Kernel, low: int, high: int) -> _Kernel | None:
     if bounds[0] > bounds[1]:
         return None
     changed = dataclasses.replace(config, post_op="hardtanh", post_numbers=(bounds[0], bounds[1]))
-    return _remade(kernel, type(kernel), changed)  # type: ignore[no-any-return]
+    return _remade(kernel, changed)
 
 
 def _lookup(graph_module: GraphModule, node: Node) -> _Joint | None:
@@ -154,7 +146,12 @@ def with_function(kernel: _Kernel, table: LookupConfig) -> _Kernel | None:
     names = ("post_op", "post_numbers", "post_algorithm", "out_scale", "out_zero_point")
     function: dict[str, Any] = {name: getattr(table, name) for name in names}
     changed = dataclasses.replace(config, rounds_once=True, **function)
-    return _remade(kernel, type(kernel), changed)  # type: ignore[no-any-return]
+    return _remade(kernel, changed)
+
+
+def _remade(kernel: _Kernel, config: Any) -> _Kernel:
+    """``kernel`` with another configuration."""
+    return type(kernel)(config, kernel.tensors()).train(kernel.training)
 
 
 def _admits(kernel: _Kernel, post_op: PostOp) -> bool:
@@ -167,12 +164,12 @@ def _add(graph_module: GraphModule, node: Node) -> _Joint | None:
     """Rule 3."""
     if node.op != "call_function" or node.target not in _ADDS or node.args[0] is node.args[3]:
         return None
-    conv, other = node.args[0], node.args[3]
-    (other_scale, other_zero_point), (out_scale, out_zero_point) = node.args[4:6], node.args[6:8]
-    assert isinstance(conv, Node) and isinstance(other, Node) and isinstance(out_scale, float)
+    arguments: tuple[Any, ...] = node.args  # nodes and literals
+    conv, other, (out_scale, out_zero_point) = arguments[0], arguments[3], arguments[6:8]
+    other_scale, other_zero_point = arguments[4:6]
     if conv < other:
         conv, other = other, conv
-        other_scale, other_zero_point = node.args[1:3]
+        other_scale, other_zero_point = arguments[1:3]
     kernel = _kernel(graph_module, conv)
     if not isinstance(kernel, OnednnConv):
         return None
@@ -184,15 +181,15 @@ def _add(graph_module: GraphModule, node: Node) -> _Joint | None:
     own: dict[str, Any] = {name: getattr(c, name) for name in names}
     config = ConvAddConfig(
         **own,
-        other_scale=other_scale,  # type: ignore[arg-type]  # literals of the graph
-        other_zero_point=other_zero_point,  # type: ignore[arg-type]
+        other_scale=other_scale,
+        other_zero_point=other_zero_point,
         out_scale=out_scale,
-        out_zero_point=out_zero_point,  # type: ignore[arg-type]
+        out_zero_point=out_zero_point,
         relu=node.target is elementwise.add_relu,
         overwrite=conv.args[0] is not other and may_overwrite(graph_module, other, conv, node),
         rounds_once=True,
     )
-    return conv, _remade(kernel, OnednnConvAdd, config), (other,)
+    return conv, OnednnConvAdd(config, kernel.tensors()).train(kernel.training), (other,)
 
 
 # Attention that is computed in float, and whose result is quantized next, becomes one kernel.
@@ -359,7 +356,7 @@ def _scaled(queries: Any) -> tuple[Any, str, float] | None:
     return None
 
 
-def _called(graph_module: GraphModule, node: Any) -> Any:
+def _called(graph_module: GraphModule, node: object) -> Any:
     """The module that ``node`` calls for one reader, or None."""
     called = isinstance(node, Node) and node.op == "call_module" and len(node.users) == 1
     return graph_module.get_submodule(str(node.target)) if called else None

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from backquant.graph.edit import NamePool, get_module
+from backquant.graph.edit import NamePool, get_module, weighted_part
 from backquant.lower.qdq import is_dequantize
 
 
@@ -61,7 +61,7 @@ def pad_before(module: fx.GraphModule, for_kernels: bool = False) -> None:
 
 def _convolution(called: nn.Module, for_kernels: bool) -> _ConvNd | None:
     """The convolution that a module is, or begins with, if its padding is to be written before it."""
-    first = called[0] if isinstance(called, nn.Sequential) and len(called) else called
+    first = weighted_part(called)
     if not isinstance(first, _ConvNd) or isinstance(first, _ConvTransposeNd):
         return None
     if for_kernels and first.weight.is_floating_point():
@@ -76,10 +76,10 @@ def _is_uneven(conv: _ConvNd) -> bool:
 
 
 def _without_padding(called: nn.Module, found: _ConvNd) -> nn.Module:
-    bare: Any = copy.copy(found)
+    bare = copy.copy(found)
     bare.padding, bare.padding_mode = (0,) * len(found.kernel_size), "zeros"
     if called is found:
-        return bare  # type: ignore[no-any-return]
+        return bare
     made = copy.copy(called)
     made._modules = {**called._modules, next(iter(called._modules)): bare}
     return made

@@ -103,8 +103,9 @@ def _is_literal(node: Node) -> bool:
 def qparams_of(node: Node) -> QParams:
     """The qparams of a quantize or dequantize node."""
     first = _DESCRIBED.get(str(node.target), 1)
-    scale, zero_point, low, high, dtype = node.args[first : first + 5]
-    return QParams(float(scale), int(zero_point), int(low), int(high), dtype)  # type: ignore[arg-type]
+    literals: tuple[Any, ...] = node.args[first : first + 5]
+    scale, zero_point, low, high, dtype = literals
+    return QParams(float(scale), int(zero_point), int(low), int(high), dtype)
 
 
 def integer_source(node: Node) -> Node:
@@ -174,7 +175,12 @@ def _name(node: object) -> str:
     return ""
 
 
-def dynamic_input(node: Any) -> DynamicInput | None:
+def _args(node: object, *names: str) -> tuple[Any, ...]:
+    """What a call of an operator of such a name is given; ``(None,)`` for anything else."""
+    return node.args if isinstance(node, Node) and _name(node) in names else (None,)
+
+
+def dynamic_input(node: object) -> DynamicInput | None:
     """The dynamically quantized value that ``node`` dequantizes; ``None`` if it dequantizes no such value.
 
     >>> graph = torch.fx.Graph()
@@ -187,12 +193,11 @@ def dynamic_input(node: Any) -> DynamicInput | None:
     cast = _cast(node, _dynamic_cast())
     if cast is not None:
         return DynamicInput(*cast)
-    if _name(node) != _DEQUANTIZE:
+    quantized, *own = _args(node, _DEQUANTIZE)
+    source, *qparams = _args(quantized, _QUANTIZE)
+    if source is None or qparams != own:
         return None
-    quantized = node.args[0]
-    if _name(quantized) != _QUANTIZE or quantized.args[1:] != node.args[1:]:
-        return None
-    source, scale, zero_point, low, high, dtype = quantized.args
+    scale, zero_point, low, high, dtype = qparams
     chosen = _chosen(scale, zero_point)
     if chosen is None or not isinstance(source, Node) or chosen.args[0] is not source:
         return None
@@ -200,14 +205,14 @@ def dynamic_input(node: Any) -> DynamicInput | None:
     return DynamicInput(source, dtype, int(low), int(high), float(eps), _CHOOSE[_name(chosen)])
 
 
-def token_input(node: Any) -> DynamicInput | None:
+def token_input(node: object) -> DynamicInput | None:
     """What ``node`` is the dequantized form of, with one scale for each slice along the last axis; else
     ``None``.
     """
-    if _name(node) != _TOKENS[2] or _name(node.args[0]) != _TOKENS[1]:
+    source, *qparams = _args(_args(node, _TOKENS[2])[0], _TOKENS[1])
+    if source is None:
         return None
-    quantized = node.args[0]
-    source, scale, zero_point, low, high, dtype = quantized.args
+    scale, zero_point, low, high, dtype = qparams
     if not _is_item(scale, 0) or not _is_item(zero_point, 1) or scale.args[0].args[0] is not source:
         return None
     return DynamicInput(source, dtype, int(low), int(high))
@@ -225,26 +230,25 @@ def _chosen(scale: Any, zero_point: Any) -> Node | None:
     return chosen if _name(chosen) in _CHOOSE and zero_point.args[0] is chosen else None
 
 
-def _cast(node: Any, name: str) -> tuple[Node, torch.dtype] | None:
-    if _name(node) != name or node.args[1] != torch.float32:
+def _cast(node: object, name: str) -> tuple[Node, torch.dtype] | None:
+    narrow, *dtype = _args(node, name)
+    source, *narrower = _args(narrow, name)
+    if source is None or dtype[0] != torch.float32 or not is_narrow_float(narrower[0]):
         return None
-    narrow = node.args[0]
-    if _name(narrow) != name or not is_narrow_float(narrow.args[1]):
-        return None
-    return narrow.args[0], narrow.args[1]
+    return source, narrower[0]
 
 
-def narrow_constant(node: Any) -> Node | None:
+def narrow_constant(node: object) -> Node | None:
     """The stored tensor that ``node`` widens to float32: a float16 or bfloat16 weight of a function."""
-    if _name(node) not in (_dynamic_cast(), _STATIC_CAST) or node.args[1] != torch.float32:
-        return None
-    stored = node.args[0]
-    return stored if isinstance(stored, Node) and stored.op == "get_attr" else None
+    stored, *dtype = _args(node, _dynamic_cast(), _STATIC_CAST)
+    known = isinstance(stored, Node) and stored.op == "get_attr" and dtype[0] == torch.float32
+    return stored if known else None
 
 
-def static_cast(node: Any) -> tuple[Node, torch.dtype] | None:
+def static_cast(node: object) -> tuple[Node, torch.dtype] | None:
     """The value that ``node`` casts to a narrower dtype and the dtype, if the cast changes the result."""
-    return (node.args[0], node.args[1]) if _name(node) == _STATIC_CAST else None
+    source, *dtype = _args(node, _STATIC_CAST)
+    return None if source is None else (source, dtype[0])
 
 
 def widened_constant(node: Any) -> tuple[Any, torch.dtype | None]:
@@ -253,7 +257,7 @@ def widened_constant(node: Any) -> tuple[Any, torch.dtype | None]:
     return (node, None) if cast is None else cast
 
 
-def is_dynamic_boundary(node: Any) -> bool:
+def is_dynamic_boundary(node: object) -> bool:
     """Whether ``node`` is one of those above, or stands between them.
 
     >>> graph = torch.fx.Graph()
@@ -263,4 +267,5 @@ def is_dynamic_boundary(node: Any) -> bool:
     if _name(node) in (*_CHOOSE, *_TOKENS, _QUANTIZE, _DEQUANTIZE, _STATIC_CAST, _dynamic_cast()):
         return True
     chosen = (*_CHOOSE, _TOKENS[0])
-    return (_is_item(node, 0) or _is_item(node, 1)) and _name(node.args[0]) in chosen
+    item = _is_item(node, 0) or _is_item(node, 1)
+    return item and isinstance(node, Node) and _name(node.args[0]) in chosen

@@ -20,6 +20,7 @@ from backquant.backend_config import (
 )
 from backquant.backend_config.conditions import has_conditions, part_names
 from backquant.graph import GraphIndex, known_types, node_arguments, nodes_in
+from backquant.graph.edit import weighted_part
 from backquant.graph.shapes import GraphValues
 from backquant.match.fusion import flattened, keeps_channels, root_of, unseen_rank
 from backquant.match.matcher import Found, Matcher, PatternIndex
@@ -295,7 +296,7 @@ def weighted(found: Found, root: fx.Node, graph: GraphIndex) -> tuple[str, ...]:
 
 def _root_class(module: nn.Module) -> type:
     """The class of a module, or of the first part of a fused one."""
-    first = module[0] if isinstance(module, nn.Sequential) and len(module) else module
+    first = weighted_part(module)
     return type_before_parametrizations(first)
 
 

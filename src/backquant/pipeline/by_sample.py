@@ -37,6 +37,7 @@ from backquant.calibrate.batches import count_of, samples_of
 from backquant.errors import InputError
 from backquant.fuse import LAYERS, input_axis, part_name
 from backquant.graph import as_arguments, check_inputs, get_module
+from backquant.graph.edit import weighted_part
 from backquant.match import MatchKind, Plan
 from backquant.match.default_rules import ChosenRules, Draft, first_of
 from backquant.match.plan import BySample
@@ -81,7 +82,7 @@ def parts_of_channels(
 
 def _errors(called: nn.Module) -> dict[int, list[torch.Tensor]]:
     """Into how many parts the input channels of a layer can be divided, with nothing known of each."""
-    layer = weighted(called)
+    layer = weighted_part(called)
     if getattr(layer, "groups", 1) > 1:
         return {1: []}
     count, found = (
@@ -143,7 +144,7 @@ def watched_layers(
 
         return hook
 
-    parts = ((name, weighted(called)) for name, called in layers.items())
+    parts = ((name, weighted_part(called)) for name, called in layers.items())
     handles = [part.register_forward_hook(watching(name, part)) for name, part in parts]
     try:
         module.recompile()  # a deferred graph module has no signature before
@@ -155,11 +156,6 @@ def watched_layers(
         for handle in handles:
             handle.remove()
     return True
-
-
-def weighted(called: nn.Module) -> Any:
-    """The layer with the weights, of a fused module, too."""
-    return called[0] if isinstance(called, nn.Sequential) else called
 
 
 #: What the worst tenth of the samples must have over the noise of rounding.
@@ -275,7 +271,7 @@ def _layers(module: fx.GraphModule, plan: Plan) -> dict[str, nn.Module]:
     for node in module.graph.nodes:
         if node.op == "call_module" and node.name in roots and plan.decisions[node.name].quantized:
             called = get_module(module, str(node.target))
-            if isinstance(weighted(called), LAYERS):
+            if isinstance(weighted_part(called), LAYERS):
                 found[node.name] = called
     return found
 

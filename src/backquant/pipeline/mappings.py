@@ -157,7 +157,7 @@ def _narrow_depthwise(engine: EngineInfo, model: nn.Module | None) -> list[str] 
     return [path for path, _ in found]
 
 
-def _is_depthwise(module: Any) -> bool:
+def _is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, _ConvNd) and module.groups > 1 and module.weight.shape[1] == 1
 
 

@@ -214,8 +214,8 @@ def _give_qconfigs(prepared: PreparedModule, plan: Plan, source: ObserverSource)
     """Set ``module.qconfig`` of the modules that the graph calls: the QConfig of their rule, or None."""
     for node in prepared.graph.nodes:
         if node.op == "call_module" and node.name in plan.decisions:
-            module = prepared.get_submodule(str(node.target))
-            module.qconfig = source.qconfig(plan.decisions[node.name].rule)  # type: ignore[assignment]
+            module: Any = prepared.get_submodule(str(node.target))
+            module.qconfig = source.qconfig(plan.decisions[node.name].rule)
 
 
 def _connect(editor: GraphEditor, table: SiteTable) -> None:
@@ -482,12 +482,12 @@ def swap_for_training(
         if match.kind is not MatchKind.PATTERN or root.op != "call_module" or path in swapped:
             continue
         decision = plan.decisions[root.name]
-        float_module = trained.get_submodule(path)
+        float_module: Any = trained.get_submodule(path)
         qat_class = classes.get(type_before_parametrizations(float_module))
         qconfig = source.qconfig(decision.rule)
         if not decision.quantized or qat_class is None or qconfig is None:
             continue
-        float_module.qconfig = qconfig  # type: ignore[assignment]
+        float_module.qconfig = qconfig
         set_module(trained, path, _made(qat_class, float_module, path))
         swapped.add(path)
     return trained

@@ -191,7 +191,7 @@ class ObserverSource:
         factory = self._factories[spec]
         if factory is None:
             return None
-        made = factory()
+        made: nn.Module = factory()
         if not is_observer_or_fake_quantize(made):
             raise ConfigError(
                 f"the {spec.part} makes a {type(made).__name__}, which is neither an observer nor "
@@ -200,7 +200,7 @@ class ObserverSource:
                 fix="its class needs an attribute dtype, forward(x) -> x, and "
                 "calculate_qparams() -> (scale, zero_point)",
             )
-        return made  # type: ignore[no-any-return]
+        return made
 
     def _place(self, spec: ObserverSpec) -> str:
         if spec.entry < 0:
@@ -234,7 +234,7 @@ class ObserverSource:
 
     def _measuring(self, qconfig: QConfig) -> Callable[[], Any]:
         wanted = _probe(qconfig.activation()).dtype
-        general = self._mapping.global_qconfig
+        general: QConfig | None = self._mapping.global_qconfig
         if general is not None and general.activation is not None:
             probe = _probe(general.activation())
             if probe.dtype == wanted and not (probe.fixed or probe.reuses_input):

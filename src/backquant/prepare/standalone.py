@@ -338,8 +338,9 @@ def _arguments_of(node: fx.Node, inner: PreparedModule) -> Iterator[fx.Node]:
     names = [str(place.target) for place in inner.graph.nodes if place.op == "placeholder"]
     passed = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     for name in wanted:
-        if isinstance(passed.get(name), fx.Node):
-            yield passed[name]  # type: ignore[misc]
+        value = passed.get(name)
+        if isinstance(value, fx.Node):
+            yield value
 
 
 def _custom_arguments(module: nn.Module, node: fx.Node) -> Iterator[fx.Node]:
@@ -348,5 +349,6 @@ def _custom_arguments(module: nn.Module, node: fx.Node) -> Iterator[fx.Node]:
         return
     passed = {**dict(zip(_ATTENTION_INPUTS, node.args, strict=False)), **node.kwargs}
     for name in _ATTENTION_INPUTS:
-        if isinstance(passed.get(name), fx.Node):
-            yield passed[name]  # type: ignore[misc]
+        value = passed.get(name)
+        if isinstance(value, fx.Node):
+            yield value

@@ -24,11 +24,12 @@ from backquant.accuracy.biases.layers import LayerCall, Seen, channel_means, lay
 from backquant.accuracy.figures import decibel_text, decibels, float_tensors
 from backquant.accuracy.outputs import losses_of
 from backquant.accuracy.recipes.bench import helps
-from backquant.accuracy.recipes.draft import Layer, weighted_part
+from backquant.accuracy.recipes.draft import Layer
 from backquant.accuracy.reference_run import Plan, Run, placeholders
 from backquant.accuracy.rounding import Grid, columns, mean_error
 from backquant.calibrate.feed import measured_inputs
 from backquant.graph.clone import with_own_state
+from backquant.graph.edit import weighted_part
 
 #: The share of the loss that a correction must take away.
 LEAST_GAIN = 0.03

@@ -12,10 +12,10 @@ import torch
 from torch import fx, nn
 
 from backquant.accuracy.figures import float_tensors
-from backquant.accuracy.recipes.draft import weighted_part
 from backquant.accuracy.reference_run import Run
 from backquant.calibrate.batches import count_of, values_in
 from backquant.graph import get_module
+from backquant.graph.edit import weighted_part
 from backquant.graph.export import interface_of
 from backquant.match.refusal import chosen_dtype_config
 from backquant.prepare import prepared_state

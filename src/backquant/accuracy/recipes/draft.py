@@ -17,6 +17,7 @@ from backquant.accuracy.twin import Twin, Walk
 from backquant.convert import ConvertRequest, ReferenceModel, convert_to_reference, reference_state
 from backquant.dtypes import ObservedQParams, block_of
 from backquant.graph import GraphEditor, call_before, get_module, rebuilt, set_module, shallow_copy
+from backquant.graph.edit import weighted_part
 from backquant.match.plan import Decision, Outcome, Reason
 from backquant.observe import FixedQParamsObserver, HistogramObserver
 from backquant.prepare import PreparedModule, SiteTable, prepared_state, with_state
@@ -128,15 +129,6 @@ class Draft:
     def twin(self) -> Twin:
         """The float model and the reference model of this draft as one pair, to run them node by node."""
         return Twin(self.prepared, self.reference())
-
-
-def weighted_part(module: nn.Module) -> nn.Module:
-    """The part of a (fused) module that has the weight.
-
-    >>> weighted_part(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
-    Linear(in_features=1, out_features=1, bias=True)
-    """
-    return module[0] if isinstance(module, nn.Sequential) and len(module) else module
 
 
 def _copied(prepared: PreparedModule) -> PreparedModule:

@@ -27,7 +27,6 @@ from backquant.accuracy.recipes.draft import (
     input_of,
     layers_of,
     tables_of,
-    weighted_part,
 )
 from backquant.accuracy.recipes.ranges import ranges
 from backquant.accuracy.recipes.reconstruction import blocks, distillation
@@ -44,6 +43,7 @@ from backquant.accuracy.rounding import (
 from backquant.accuracy.twin import Twin, Walk
 from backquant.calibrate.group import ALONE, Ranks, by_rank_0, in_turn
 from backquant.errors import UsageError, did_you_mean
+from backquant.graph.edit import weighted_part
 
 __all__ = ["STEPS", "Step"]
 

@@ -22,12 +22,12 @@ from backquant.accuracy.recipes.draft import (
     Layer,
     Together,
     layers_of,
-    weighted_part,
 )
 from backquant.accuracy.reference_run import last_uses, run_node
 from backquant.accuracy.rounding import columns
 from backquant.dtypes import ObservedQParams
 from backquant.graph import get_module, rebuilt, set_module, shallow_copy
+from backquant.graph.edit import weighted_part
 from backquant.prepare import PreparedModule, prepared_state
 
 _STEPS = 100  # of gradient descent, for each part

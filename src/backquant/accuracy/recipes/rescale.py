@@ -21,13 +21,13 @@ from backquant.accuracy.recipes.draft import (
     Layer,
     Together,
     layers_of,
-    weighted_part,
 )
 from backquant.accuracy.recipes.ranges import heads_by_value, observed_ranges, over_range, rounded
 from backquant.accuracy.rounding import Grid, columns, positions
 from backquant.accuracy.twin import Twin
 from backquant.dtypes import ObservedQParams, block_of
 from backquant.graph import GraphIndex, get_module
+from backquant.graph.edit import weighted_part
 from backquant.observe.protocol import measure
 from backquant.operators import find
 from backquant.prepare import prepared_state

@@ -28,13 +28,13 @@ from backquant.engines.tables.arguments import (
 )
 from backquant.engines.tables.dynamic import check_dynamic, reduces_range
 from backquant.engines.tables.quantized_weighted import TorchKernels
+from backquant.lower.kernels.boundary import cat
 from backquant.lower.kernels.embedding import (
     EmbeddingConfig,
     QuantizedEmbedding,
     QuantizedEmbeddingBag,
     rowwise_table,
 )
-from backquant.lower.kernels.join import cat
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.recurrent import (
     CellConfig,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from backquant.lower.kernels.prepared import is_plain
+from backquant.lower.kernels.prepared import channels_last, is_plain
 from backquant.native.library import is_here
 
 _Numbers = tuple[float, int]  # scale and zero point
@@ -27,7 +27,7 @@ def averaged(x: torch.Tensor) -> torch.Tensor | None:
     >>> averaged(torch.ones(1, 1, 2, 2)) is None  # floats
     True
     """
-    return torch.ops.backquant_kernels.averaged.default(_last(x)) if _is_image(x) else None
+    return torch.ops.backquant_kernels.averaged.default(channels_last(x)) if _is_image(x) else None
 
 
 def maxima(
@@ -42,7 +42,7 @@ def maxima(
     if not _is_image(x):
         return None
     numbers = [number for pair in window for number in pair]
-    return torch.ops.backquant_kernels.maxima.default(_last(x), *numbers, ceil_mode)  # type: ignore[no-any-return]
+    return torch.ops.backquant_kernels.maxima.default(channels_last(x), *numbers, ceil_mode)  # type: ignore[no-any-return]
 
 
 def gated(
@@ -54,7 +54,7 @@ def gated(
         if not _is_gate(x, y):
             return None
     numbers = (float(x_of[1]), float(y_of[1]), x_of[0] * y_of[0] / out[0], float(out[1]), low)
-    return torch.ops.backquant_kernels.gated.default(_last(x), _last(y), *numbers)  # type: ignore[no-any-return]
+    return torch.ops.backquant_kernels.gated.default(channels_last(x), channels_last(y), *numbers)  # type: ignore[no-any-return]
 
 
 def _is_gate(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -67,8 +67,4 @@ def rescaled(x: torch.Tensor, numbers: torch.Tensor, low: int) -> torch.Tensor |
     each with room for 16 more.
     """
     run = torch.ops.backquant_kernels
-    return run.rescaled.default(_last(x), numbers, low) if _is_image(x) else None
-
-
-def _last(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
+    return run.rescaled.default(channels_last(x), numbers, low) if _is_image(x) else None

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from backquant.lower.kernels.packed import PackedKernel
-from backquant.lower.kernels.prepared import is_plain
+from backquant.lower.kernels.prepared import channels_last, is_plain
 from backquant.lower.kernels.zero_point import fold_zero_point
 from backquant.native.library import is_here, layout
 from backquant.native.plan import Result, Shape, has_tiles, is_known, plan
@@ -102,15 +102,15 @@ class Planned:
         """Of an image ``[batch, in, height, width]``, or a line."""
         run = torch.ops.backquant_kernels.convolution.default
         if self.dims == 1:
-            return run(_channels_last(x.unsqueeze(2)), self.plan_of(kernel)).squeeze(2)  # type: ignore[no-any-return]
-        return run(_channels_last(x), self.plan_of(kernel))  # type: ignore[no-any-return]
+            return run(channels_last(x.unsqueeze(2)), self.plan_of(kernel)).squeeze(2)  # type: ignore[no-any-return]
+        return run(channels_last(x), self.plan_of(kernel))  # type: ignore[no-any-return]
 
     def convolution_add(
         self, kernel: PackedKernel, x: torch.Tensor, other: torch.Tensor
     ) -> torch.Tensor:
         """The same, and ``other`` ``[batch, out, height, width]`` added."""
         run = torch.ops.backquant_kernels.convolution_add.default
-        made: torch.Tensor = run(_channels_last(x), _channels_last(other), self.plan_of(kernel))
+        made: torch.Tensor = run(channels_last(x), channels_last(other), self.plan_of(kernel))
         return made
 
     def linear(self, kernel: PackedKernel, x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,3 @@ class Planned:
             x.contiguous(), self.plan_of(kernel)
         )
         return made
-
-
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=torch.channels_last)

@@ -93,6 +93,12 @@ def is_plain(x: torch.Tensor) -> bool:
     return type(x) is torch.Tensor and x.numel() > 0 and not torch.compiler.is_compiling()
 
 
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """``x`` with its channels last, if it is an image or a volume."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
+
+
 def prepared_conv(conv: ConvWeight, engine: str = "onednn") -> Any:
     """The object that ``quantized::conv2d`` takes, for inputs of one shape.
 

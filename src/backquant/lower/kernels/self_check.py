@@ -4,7 +4,7 @@ On some CPUs (with AMX, and AMD's with VNNI) oneDNN (torch 2.13) computes some c
 more than their largest value: kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16
 over 8 channels, with a zero point groups of one channel in and more than 32 out, and others whose rule is not
 known (``docs/kernels.md``). So each shape is tried once, on random integers; what differs runs as a product
-of gathered patches (``backquant.lower.kernels.patches``). So does what cannot be tried: oneDNN never ends.
+of gathered patches (``onednn_conv.gathered``). So does what cannot be tried: oneDNN never ends.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backquant.lower.kernels.geometry import Geometry
+from backquant.lower.kernels.prepared import channels_last
 from backquant.lower.kernels.zero_point import fold_zero_point
 
 _KEPT = 4096  # shapes whose result is remembered; the least recently used are checked again
@@ -99,13 +100,8 @@ def _tried(
     packed = torch.ops.onednn.qconv_prepack(w, scale, 1.0, zero_point, *steps, [1, *shape[1:]])
     result: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
     found = torch.ops.onednn.qconv_pointwise.default(
-        _channels_last(x), 1.0, zero_point, packed, scale, zeros, None, *steps, *result
+        channels_last(x), 1.0, zero_point, packed, scale, zeros, None, *steps, *result
     )
     convolution = (F.conv1d, F.conv2d, F.conv3d)[len(geometry.stride) - 1]
     expected = convolution(x.float() - zero_point, w.float(), None, *steps)
     return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
-
-
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
