@@ -150,7 +150,7 @@ def calls_one_of(graph: GraphIndex, node: fx.Node, operators: set[OperatorKey | 
 
 
 def _float_inputs(graph: GraphIndex) -> Callable[[str], bool]:
-    interface = interface_of(graph.modules[""])
+    interface = interface_of(graph.module)
     floats = {} if interface is None else {a.name: a.holds_floats for a in interface.arguments}
     return lambda name: floats.get(name, True)
 

@@ -75,7 +75,7 @@ def _lossy(graph: GraphIndex, plan: Plan, measured: Measured) -> dict[str, _Loss
     divisors = [one for one in _divisors(graph, plan) if one.rounded(plan)]
     if not divisors:
         return {}
-    ranges = measured(graph.modules[""], {one.value.name for one in divisors})
+    ranges = measured(graph.module, {one.value.name for one in divisors})
     found: dict[str, _Loss] = {}
     for one in divisors:
         loss = _loss(plan, one, ranges.get(one.value.name))
