@@ -128,7 +128,7 @@ class PackedKernel(KernelModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedKernel:
         own = vars(self.tensors()).items()
-        tensors = {name: None if tensor is None else tensor.clone() for name, tensor in own}
+        tensors: Any = {name: None if tensor is None else tensor.clone() for name, tensor in own}
         copy = type(self)(self.config, WeightTensors(**tensors))
         copy.training = self.training
         memo[id(self)] = copy
