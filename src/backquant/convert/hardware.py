@@ -290,9 +290,9 @@ def accumulator_steps(work: Conversion, match: Match, around: Groups) -> torch.T
     each channel that comes out."""
     root, groups, weight = work.nodes[match.root], 1, None
     if root.op == "call_module":
-        module = _part(work, root)
+        module: Any = _part(work, root)
         weight = getattr(module, "weight_scale", None)
-        groups = int(module.groups) if getattr(module, "transposed", False) else 1  # type: ignore[arg-type]
+        groups = int(module.groups) if getattr(module, "transposed", False) else 1
     elif match.root in around.weights:
         weight = work.qparams[around.weights[match.root]].scale
         if "conv_transpose" in str(root.target):
@@ -300,7 +300,7 @@ def accumulator_steps(work: Conversion, match: Match, around: Groups) -> torch.T
     given = around.scale(around.inputs.get(match.root, ()))
     if weight is None or given is None:
         return None
-    steps = given * weight.detach().double()
+    steps: torch.Tensor = given * weight.detach().double()
     shared = groups > 1 and steps.numel() > 1  # transposed: each group has the scales of the first
     return steps.repeat(groups) if shared else steps
 

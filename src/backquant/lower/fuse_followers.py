@@ -358,8 +358,9 @@ def _scaled(queries: Any) -> tuple[Any, str, float] | None:
 
 def _called(graph_module: GraphModule, node: object) -> Any:
     """The module that ``node`` calls for one reader, or None."""
-    called = isinstance(node, Node) and node.op == "call_module" and len(node.users) == 1
-    return graph_module.get_submodule(str(node.target)) if called else None
+    if not isinstance(node, Node) or node.op != "call_module" or len(node.users) != 1:
+        return None
+    return graph_module.get_submodule(str(node.target))
 
 
 def _undropped(graph_module: GraphModule, value: Any) -> tuple[list[Node], Any]:

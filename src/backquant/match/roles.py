@@ -238,16 +238,16 @@ class CustomMatching:
                 found[node] = MatchKind.CUSTOM_MODULE
         return found
 
-    def is_standalone(self, path: str, module: nn.Module) -> bool:
+    def is_standalone(self, path: str, module: nn.Module | None) -> bool:
         """Whether a called module is quantized on its own."""
         return path in self.standalone_names or type(module) in self.standalone_classes
 
-    def has_own_request(self, path: str, module: nn.Module) -> bool:
+    def has_own_request(self, path: str, module: nn.Module | None) -> bool:
         """Whether a standalone module has a QConfigMapping of its own. Names outweigh classes."""
         key = path if path in self.standalone_names else type(module)
         return key in self.with_own_request
 
-    def kinds(self, module: nn.Module) -> tuple[QuantType, ...]:
+    def kinds(self, module: nn.Module | None) -> tuple[QuantType, ...]:
         """The kinds of quantization that the class of ``module`` is mapped for."""
         return tuple(sorted(kind for kind, cls in self.custom_modules if cls is type(module)))
 

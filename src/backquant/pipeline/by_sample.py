@@ -82,7 +82,7 @@ def parts_of_channels(
 
 def _errors(called: nn.Module) -> dict[int, list[torch.Tensor]]:
     """Into how many parts the input channels of a layer can be divided, with nothing known of each."""
-    layer = weighted_part(called)
+    layer: Any = weighted_part(called)
     if getattr(layer, "groups", 1) > 1:
         return {1: []}
     count, found = (

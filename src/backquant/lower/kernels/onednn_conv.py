@@ -27,6 +27,7 @@ class OnednnConvolution(PackedKernel):
     ``padding``, ``dilation`` and ``groups``. A subclass sets ``_padding`` and ``_planned``.
     """
 
+    _geometry: tuple[Any, ...]
     _padding: Padding
     _planned: Planned
 
