@@ -31,9 +31,9 @@ from backquant.backend_config import (
     Tolerance,
     files,
     kinds,
+    ports,
 )
 from backquant.backend_config import derived as tables
-from backquant.backend_config import fusers as of_entries
 from backquant.backend_config.declared import Declared, declared
 from backquant.backend_config.dtypes import TensorDType
 from backquant.errors import SpecError
@@ -64,12 +64,12 @@ SAMPLES: dict[type, Any] = {
     kinds.WordOrModule: "histogram",
     kinds.WordOrEnds: (0.25, None),
     TensorDType: DTypeWithConstraints(torch.qint8, symmetric=True),
-    of_entries.Observation: ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT,
-    of_entries.ModuleClass: reference.Conv2d,
-    of_entries.Function: torch.nn.Identity,
-    of_entries.ByCount: {2: ObservationType.INPUT_OUTPUT_NOT_OBSERVED},
-    of_entries.Positions: {"weight": 1},
-    of_entries.Ports: {"by": "float"},
+    kinds.Observation: ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT,
+    kinds.ModuleClass: reference.Conv2d,
+    kinds.Function: torch.nn.Identity,
+    kinds.ByCount: {2: ObservationType.INPUT_OUTPUT_NOT_OBSERVED},
+    kinds.Positions: {"weight": 1},
+    ports.Ports: {"by": "float"},
 }
 for _kind, _value in SAMPLES.items():
     sample.register(_kind)(lambda _, __, value=_value: value)
@@ -99,7 +99,7 @@ def _(kind: kinds.Choice, field: Declared) -> Any:
 def _(kind: kinds.TorchConstant, field: Declared) -> Any:
     if field.name == "scale_dtype":
         return torch.float8_e4m3fn
-    return torch.qint8 if kind.holds_dtypes else torch.per_tensor_symmetric
+    return torch.qint8 if kind.type is torch.dtype else torch.per_tensor_symmetric
 
 
 @sample.register
@@ -114,7 +114,7 @@ def _(kind: kinds.Several, field: Declared) -> Any:
 
 
 @sample.register
-def _(kind: of_entries.Getter, field: Declared) -> Any:
+def _(kind: kinds.Getter, field: Declared) -> Any:
     return ["by"] if kind.several else "out"
 
 
@@ -203,7 +203,7 @@ def whole(record: Any) -> BackendConfig:
 def _cases() -> Iterator[Any]:
     for cls in SUBJECTS:
         for field in declared(cls):
-            if not isinstance(field.kind, of_entries.OnePattern):
+            if not isinstance(field.kind, kinds.OnePattern):
                 yield pytest.param(cls, field, id=f"{cls.__name__}.{field.name}")
 
 

@@ -43,7 +43,7 @@ from backquant.backend_config.derived import (
 )
 from backquant.backend_config.describe import entry_to_pretty_str, pattern_to_human_readable
 from backquant.backend_config.description import KnownSlower, QDQRules
-from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints, Tolerance
 from backquant.backend_config.fusers import (
     ForwardFuser,
     ReversedFuser,
@@ -52,11 +52,11 @@ from backquant.backend_config.fusers import (
     is_for_inference_only,
     reverse_sequential_wrapper2,
 )
-from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Port, Value
+from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Value
 from backquant.backend_config.installed import list_backends
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name, short_name
-from backquant.backend_config.observation import ObservationType, Tolerance
+from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import (
     MatchAllNode,
     NormalPattern,
@@ -68,6 +68,7 @@ from backquant.backend_config.pattern import (
     to_reversed,
 )
 from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.ports import Port
 
 if TYPE_CHECKING:
     from backquant.backend_config.files import json_schema
@@ -145,7 +146,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``json_schema`` is imported when asked for: it needs pydantic, the rest only torch."""
+    """``json_schema`` is imported when asked for: it needs yaml, the rest only torch."""
     if name == "json_schema":
         from backquant.backend_config.files import json_schema
 

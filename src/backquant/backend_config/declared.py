@@ -9,6 +9,8 @@ here; files and their schema, differences, tables and the conversion to PyTorch'
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
@@ -17,7 +19,10 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_
 from typing_extensions import Self
 
 from backquant.backend_config.checks import check_keys, renamed
+from backquant.backend_config.import_paths import Resolver, SpellingError
 from backquant.backend_config.kinds import Kind, kind_of
+from backquant.backend_config.layout import Layout, maybe
+from backquant.backend_config.spelling import at_path
 from backquant.errors import SpecError
 
 #: In ``Annotated``: PyTorch's class has no such field.
@@ -54,7 +59,10 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Declared:
-    """A field: its name in Python and in files, where its value is (``attribute``), its name in dicts."""
+    """A field: its name in Python and in files, where its value is (``attribute``), its name in dicts.
+
+    ``required``: there is no value without one being set.
+    """
 
     name: str
     attribute: str
@@ -65,11 +73,7 @@ class Declared:
     phrase: Phrase | None
     earlier: str
     in_torch: bool
-
-    @property
-    def required(self) -> bool:
-        """Whether there is no value without one being set."""
-        return self.default is MISSING
+    required: bool
 
     def is_set(self, value: Any) -> bool:
         """Whether a value says something: it is not the default."""
@@ -103,12 +107,14 @@ def _declarations(cls: type) -> Iterator[Declared]:
         hint, *said = get_args(full) if get_origin(full) is Annotated else (full,)
         name = attribute.removeprefix("_")
         kind = next((one for one in said if isinstance(one, Kind)), None) or kind_of(hint)
+        default = _default(cls, attribute, kind)
         yield Declared(
             name=name,
             attribute=getattr(kind, "stored", "{}").format(attribute),
             key=next((one.name for one in said if isinstance(one, Key)), name),
             kind=kind,
-            default=_default(cls, attribute, kind),
+            default=default,
+            required=default is MISSING,
             words=next((one for one in said if isinstance(one, str) and one != OURS), ""),
             phrase=next((one for one in said if isinstance(one, Phrase)), None),
             earlier=next((one.name for one in said if isinstance(one, Earlier)), ""),
@@ -180,6 +186,45 @@ class Record:
         """
         return {field.key: field.kind.to_data(value) for field, value in set_fields(self)}
 
+    @classmethod
+    @functools.cache
+    def layout(cls) -> Layout:
+        """The layout of a record in a file: a mapping of its fields; ``null`` stands for the default."""
+        about = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")
+        required = [field.name for field in declared(cls) if field.required]
+        head = {"additionalProperties": False, "description": about, "properties": layouts_of(cls)}
+        more = {"required": required} if required else {}
+        return {"named": cls.__name__, **head, **more, "type": "object"}
+
+    def written(self) -> dict[str, Any]:
+        """The fields that are not at their default, by their names, as a file holds them.
+
+        >>> from backquant.backend_config import QDQRules
+        >>> QDQRules(additions="sum").written()
+        {'additions': 'sum'}
+        """
+        return {field.name: field.kind.write(value) for field, value in set_fields(self)}
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any], resolver: Resolver) -> Self:
+        """The record of a mapping of a file.
+
+        Raises SpellingError with the path to the field that is wrong.
+
+        >>> from backquant.backend_config import DTypeConfig
+        >>> DTypeConfig.read({"input_dtype": "quint8"}, Resolver()).input_dtype
+        torch.quint8
+        """
+        values: dict[str, Any] = {field.name: None for field in declared(cls) if field.required}
+        for field in declared(cls):
+            if (item := data.get(field.name)) is not None:
+                values[field.name] = at_path((field.name,), field.kind.read, item, resolver)
+        try:
+            return cls(**values)
+        except SpecError as error:
+            first = re.split(r"[.\[]", error.where or "")[0]
+            raise SpellingError(error.what, error.fix, (first,) if first in data else ()) from error
+
     def __repr__(self) -> str:
         bare = {field.name for field in declared(type(self))[: self.shown_bare]}
         texts = [
@@ -206,6 +251,21 @@ def set_fields(described: Any) -> Iterator[tuple[Declared, Any]]:
     [('additions', 'sum')]
     """
     return ((field, value) for field, value in fields_of(described) if field.is_set(value))
+
+
+def layouts_of(cls: type, but: tuple[str, ...] = ()) -> dict[str, Layout]:
+    """The layouts of the fields of a class, by their names and those of earlier versions."""
+    layouts: dict[str, Layout] = {}
+    for field in declared(cls):
+        if field.name in but:
+            continue
+        said: dict[str, Any] = {"description": field.words} if field.words else {}
+        kind = field.kind.layout
+        layouts[field.name] = kind | said if field.required else maybe(kind, **said)
+        if field.earlier:
+            text = f"{field.name}, as files of earlier versions say."
+            layouts[field.earlier] = maybe(kind, deprecated=True, description=text)
+    return layouts
 
 
 def phrases(described: Any) -> list[str]:

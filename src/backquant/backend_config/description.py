@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from typing_extensions import Self
 
 from backquant.backend_config.checks import check_keys, within
-from backquant.backend_config.conditions import Condition, condition_from
+from backquant.backend_config.conditions import Condition, check_names, condition_from
 from backquant.backend_config.declared import OURS, Record, declared, set_fields
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.import_paths import Resolver
 from backquant.backend_config.kinds import AnyText, OperatorNames, Operators, Where
 from backquant.backend_config.leave_float import LeaveFloat
+from backquant.backend_config.naming import operator_records
 from backquant.backend_config.pattern import NormalPattern, Pattern, beyond_tuples, to_reversed
 from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.spelling import at_path, condition_at
 from backquant.errors import SpecError
 
 # What is slower on integers than in float on a backend, as it was measured there once, as data.
@@ -60,6 +64,15 @@ class KnownSlower(Record):
                 f"integers are not slower: {self.integer_us} µs, float {self.float_us} µs",
                 where="integer_us",
             )
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any], resolver: Resolver) -> Self:
+        """As of every record; the condition names only what the operators have."""
+        record = super().read(data, resolver)
+        for entry in operator_records().entries_of(data["operators"], []):
+            accept = partial(check_names, entry=entry)
+            at_path(("where",), condition_at, data["where"], accept)
+        return record
 
     @property
     def condition(self) -> Condition:

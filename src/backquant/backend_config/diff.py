@@ -19,9 +19,8 @@ from backquant.backend_config.describe import (
 )
 from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig, TensorDType
-from backquant.backend_config.fusers import OnePattern
 from backquant.backend_config.graph_pattern import GraphPattern
-from backquant.backend_config.kinds import Nested, Several
+from backquant.backend_config.kinds import Nested, OnePattern, Several
 from backquant.backend_config.naming import operator_label
 from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_config import BackendPatternConfig

@@ -13,6 +13,7 @@ import torch
 
 from backquant.backend_config.checks import dtype_fix, renamed, within
 from backquant.backend_config.declared import OURS, Phrase, Record
+from backquant.backend_config.import_paths import Resolver
 from backquant.backend_config.kinds import (
     Conditional,
     Kind,
@@ -22,7 +23,7 @@ from backquant.backend_config.kinds import (
     Where,
     WordOrEnds,
 )
-from backquant.backend_config.observation import Tolerance
+from backquant.backend_config.layout import Layout, one_of, ref
 from backquant.dtypes import Granularity
 from backquant.errors import SpecError
 
@@ -129,6 +130,20 @@ class TensorDType(Kind):
     def default(self) -> Any:
         return _UNCONSTRAINED
 
+    @property
+    def layout(self) -> Layout:
+        expected = "a dtype name, or a mapping with the key dtype"
+        members = one_of(expected, ref("DTypeName"), DTypeWithConstraints.layout())
+        return {"named": "TensorDType", **members}
+
+    def write(self, value: Any) -> Any:
+        data = value.written()
+        return data["dtype"] if list(data) == ["dtype"] else data
+
+    def read(self, data: Any, resolver: Resolver) -> Any:
+        mapping = {"dtype": data} if isinstance(data, str) else data
+        return DTypeWithConstraints.read(mapping, resolver)
+
     def check(self, value: Any, field: str) -> DTypeWithConstraints:
         if isinstance(value, DTypeWithConstraints):
             return value
@@ -165,11 +180,26 @@ class _Role:
         setattr(config, self.stored, TENSOR.check(value, self.name))
 
 
-def _twin(record: Any) -> Any:
-    """A shallow copy of an object whose attributes are all in its ``__dict__``."""
-    new = object.__new__(type(record))
-    new.__dict__.update(record.__dict__)
-    return new
+@dataclass(frozen=True, repr=False)
+class Tolerance(Record):
+    """By how many ``steps`` results may be off: integers, or 255ths of the range of float results.
+
+    ``reason``: why they are off (the kernel rounds twice, its table holds floats). Operators that only move
+    values have no tolerance. Raises ``SpecError`` for less than 0 steps, and without a reason.
+
+    >>> print(Tolerance(1, "requantized in float32"))
+    1 step: requantized in float32
+    """
+
+    steps: Annotated[
+        int | float,
+        Number(least=0),
+        "Of integers; of results in float: of the 255 parts of their range.",
+    ]
+    reason: Annotated[str, "What the engine computes otherwise."]
+
+    def __str__(self) -> str:
+        return f"{self.steps:g} step{'' if self.steps == 1 else 's'}: {self.reason}"
 
 
 @dataclass(repr=False)
@@ -281,10 +311,13 @@ bias_dtype=torch.float32)
         >>> DTypeConfig(torch.quint8).copy()
         DTypeConfig(input_dtype=torch.quint8)
         """
-        new: DTypeConfig = _twin(self)
-        for name, value in vars(self).items():
+        new = object.__new__(DTypeConfig)
+        values = new.__dict__
+        values.update(self.__dict__)
+        for name, value in values.items():
             if type(value) is DTypeWithConstraints:
-                new.__dict__[name] = _twin(value)
+                values[name] = object.__new__(DTypeWithConstraints)
+                values[name].__dict__.update(value.__dict__)
         return new  # what else it holds does not change
 
     @classmethod

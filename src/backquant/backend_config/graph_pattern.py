@@ -11,10 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Any
 
-from backquant.backend_config.checks import check_callable, within
-from backquant.backend_config.declared import Record
+from backquant.backend_config.checks import check_callable
 from backquant.backend_config.naming import spelled
 from backquant.backend_config.pattern import (
     MatchAllNode,
@@ -93,13 +92,16 @@ class GraphPattern(Spelling):
     >>> import torch
     >>> GraphPattern(["x"], {"gate": (torch.sigmoid, "x"), "out": (torch.mul, "x", "gate")})
     GraphPattern(['x'], {'gate': (torch.sigmoid, 'x'), 'out': (torch.mul, 'x', 'gate')})
+    >>> GraphPattern(["x", "y"], {"sum": (torch.add, "y", "x")}).names
+    ('y', 'x', 'sum')
     """
 
     inputs: tuple[str, ...]
     nodes: tuple[GraphNode, ...]
     name: str
-    _normal: NormalPattern = field(compare=False)
-    _names: tuple[str, ...] = field(compare=False)
+    normal: NormalPattern = field(compare=False)
+    #: The name of each node of ``normal``; empty for literals and for unnamed values.
+    names: tuple[str, ...] = field(compare=False)
 
     def __init__(self, inputs: Iterable[str], nodes: Mapping[str, Any], *, name: str = "") -> None:
         if not isinstance(name, str):
@@ -108,21 +110,7 @@ class GraphPattern(Spelling):
         self._set(inputs=_names(inputs, "inputs"), nodes=own, name=name)
         self._check_names()
         normal, names = _Builder(self).build()
-        self._set(_normal=normal, _names=names)
-
-    @property
-    def normal(self) -> NormalPattern:
-        return self._normal
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of each node of ``normal``; empty for literals and for unnamed values.
-
-        >>> import torch
-        >>> GraphPattern(["x", "y"], {"sum": (torch.add, "y", "x")}).names
-        ('y', 'x', 'sum')
-        """
-        return self._names
+        self._set(normal=normal, names=names)
 
     @property
     def output(self) -> str:
@@ -146,7 +134,7 @@ class GraphPattern(Spelling):
         >>> GraphPattern(["x"], {"gate": (torch.sigmoid, "x")}).named(["value", "sigmoid"])
         {'x': 'value', 'gate': 'sigmoid'}
         """
-        return {name: v for name, v in zip(self._names, values, strict=True) if name}
+        return {name: v for name, v in zip(self.names, values, strict=True) if name}
 
     def check_has(self, name: Any, names: Iterable[str], where: str) -> None:
         """Raise ``SpecError`` unless ``name`` is one of ``names``, which are of this pattern."""
@@ -173,7 +161,7 @@ class GraphPattern(Spelling):
         return f"GraphPattern({list(self.inputs)}, {{{nodes}}}{name})"
 
     def __str__(self) -> str:
-        return self.name or str(self._normal)
+        return self.name or str(self.normal)
 
 
 class _Builder:
@@ -329,45 +317,7 @@ def _spelled(written: Any) -> str:
     return repr(written) if isinstance(written, (AnyOrder, Value)) else spelled(written)
 
 
-# How the inputs and the output of a graph pattern are observed, and choices of nodes by name.
-
-Role: TypeAlias = Literal["activation", "weight", "bias", "float"]
-
-
-@dataclass(frozen=True, repr=False)
-class Port(Record):
-    """One input, or the output, of a graph pattern.
-
-    ``role``: ``activation``, ``weight`` or ``bias``: observed as such; ``float``: not observed.
-    ``shares_with``: an earlier port whose observer this one uses (the output is the last port).
-
-    >>> Port("weight")
-    Port('weight')
-    """
-
-    role: Role = "activation"
-    shares_with: Annotated[str | None, "An earlier port whose observer this one uses."] = None
-    shown_bare: ClassVar[int] = 1
-
-    def _check(self) -> None:
-        if self.shares_with is not None and self.role != "activation":
-            raise SpecError(f"a {self.role} shares no observer", where="shares_with")
-
-    @classmethod
-    def of(cls, value: Any) -> Port:
-        """A port as it is, from a role, or from a dict of its fields.
-
-        >>> Port.of("float") == Port.of({"role": "float"})
-        True
-        """
-        if isinstance(value, Port):
-            return value
-        if isinstance(value, Mapping):
-            return cls.from_dict({key: item for key, item in value.items() if item is not None})
-        return cls(value)
-
-    def __str__(self) -> str:
-        return self.role if self.shares_with is None else f"shares with {self.shares_with}"
+# Choices of nodes by name.
 
 
 @dataclass(frozen=True)
@@ -432,49 +382,3 @@ def check_getters(pattern: Any, getters: Iterable[tuple[str, Any]]) -> None:
         else:
             for name in getter.names:
                 pattern.check_has(name, pattern.inputs, place)
-
-
-def checked_ports(pattern: Any, ports: Mapping[str, Any]) -> dict[str, Port]:
-    """``ports`` as ``Port`` objects, in the order of the pattern.
-
-    Raises ``SpecError`` for a pattern without names, a port that is not there, a role that it cannot
-    have, and sharing with a port that is not earlier or has no observer.
-
-    >>> import torch
-    >>> checked_ports(GraphPattern(["x"], {"out": (torch.relu, "x")}), {"out": "float"})
-    {'out': Port('float')}
-    """
-    if not isinstance(pattern, GraphPattern):
-        raise SpecError(
-            "only a GraphPattern has ports",
-            where="ports",
-            fix="BackendPatternConfig(GraphPattern(...)).set_ports(...)",
-        )
-    given: dict[str, Port] = {}
-    for name, value in ports.items():
-        pattern.check_has(name, pattern.ports, "ports")
-        with within(f"ports[{name!r}]"):
-            given[name] = Port.of(value)
-            if name == pattern.output and given[name].role in ("weight", "bias"):
-                role = given[name].role
-                raise SpecError(f"an output is no {role}", where="role", fix="activation or float")
-    roles = {name: given.get(name, Port()) for name in pattern.ports}
-    for name, port in given.items():
-        _check_sharing(roles, name, port)
-    return {name: given[name] for name in pattern.ports if name in given}
-
-
-def _check_sharing(roles: Mapping[str, Port], name: str, port: Port) -> None:
-    other = port.shares_with
-    if other is None:
-        return
-    order, where = list(roles), f"ports[{name!r}].shares_with"
-    earlier = order[: order.index(name)]
-    if other not in earlier:
-        raise SpecError(
-            f"{name!r} shares with {other!r}, which is no earlier port",
-            where=where,
-            fix=f"one of {', '.join(map(repr, earlier))}" if earlier else "",
-        )
-    if roles[other].role != "activation":
-        raise SpecError(f"{other!r} is observed as {roles[other].role}", where=where)

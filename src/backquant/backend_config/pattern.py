@@ -13,7 +13,6 @@ Four spellings are read:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -158,6 +157,15 @@ class NormalPattern:
                 fix="build it with normal_form(...), from_reversed(...) or GraphPattern(...)",
             )
 
+    def __hash__(self) -> int:
+        known: int | None = self.__dict__.get("_hash")  # kept: it is often asked for
+        if known is None:
+            known = self.__dict__["_hash"] = hash(self.nodes)
+        return known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NormalPattern, (self.nodes,)  # hashes are those of a process
+
     @property
     def anchor(self) -> PatternNode:
         """The last operator of the pattern."""
@@ -191,13 +199,10 @@ class NormalPattern:
         return f"NormalPattern({self})"
 
 
-class Spelling(ABC):
-    """A pattern with a spelling of its own that knows its normal form."""
+class Spelling:
+    """A pattern with a spelling of its own that knows its ``normal`` form."""
 
-    @property
-    @abstractmethod
-    def normal(self) -> NormalPattern:
-        """The normal form."""
+    normal: NormalPattern
 
 
 def normal_form(pattern: Pattern) -> NormalPattern:

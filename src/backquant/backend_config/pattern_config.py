@@ -12,19 +12,19 @@ from backquant.backend_config.checks import check_keys, renamed, within
 from backquant.backend_config.conditions import Condition, check_names, condition_from
 from backquant.backend_config.declared import OURS, Key, declared, set_fields
 from backquant.backend_config.dtypes import DTypeConfig
-from backquant.backend_config.fusers import (
+from backquant.backend_config.fusers import in_forward_order
+from backquant.backend_config.graph_pattern import GraphPattern, check_getters
+from backquant.backend_config.kinds import (
     ByCount,
     Function,
     Getter,
+    Listed,
     ModuleClass,
     Observation,
     OnePattern,
-    Ports,
     Positions,
-    in_forward_order,
+    Where,
 )
-from backquant.backend_config.graph_pattern import GraphPattern, Port, check_getters, checked_ports
-from backquant.backend_config.kinds import Several, Where
 from backquant.backend_config.naming import spelled
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import (
@@ -35,6 +35,7 @@ from backquant.backend_config.pattern import (
     to_forward,
     to_reversed,
 )
+from backquant.backend_config.ports import Port, Ports, checked_ports
 from backquant.errors import SpecError
 
 # Dicts in the form of PyTorch 1.13, read as the current form.
@@ -119,7 +120,7 @@ root_module=torch.nn.Linear)
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     _observation_type: Annotated[ObservationType, Observation()]
-    dtype_configs: Annotated[list[DTypeConfig], Several(DTypeConfig, listed=True)]
+    dtype_configs: Annotated[list[DTypeConfig], Listed(DTypeConfig)]
     pattern: Annotated[Pattern | None, OnePattern()]
     root_module: Annotated[_Module | None, ModuleClass()]
     qat_module: Annotated[_Module | None, ModuleClass()]

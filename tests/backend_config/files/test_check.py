@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backquant.backend_config.files.check import structure_problems
-from backquant.backend_config.files.store import read_yaml
+from backquant.backend_config.files.located import read_yaml
 
 
 def problems(text: str) -> list[str]:

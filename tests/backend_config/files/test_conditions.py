@@ -6,7 +6,7 @@ import pytest
 
 from backquant import BackendConfig
 from backquant.backend_config.files import loads
-from backquant.backend_config.files.import_paths import SpecFileError
+from backquant.backend_config.import_paths import SpecFileError
 
 HEAD = """schema_version: 1
 name: t

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from backquant.backend_config.files import dumps, loads
-from backquant.backend_config.files.import_paths import SpecFileError
+from backquant.backend_config.import_paths import SpecFileError
 
 FILE = """\
 schema_version: 1

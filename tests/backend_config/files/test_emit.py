@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backquant.backend_config.files.located import plain, read_json
-from backquant.backend_config.files.store import emit_json, emit_yaml, read_yaml
+from backquant.backend_config.files.located import plain, read_json, read_yaml
+from backquant.backend_config.files.store import emit_json, emit_yaml
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 TRICKY = st.sampled_from(

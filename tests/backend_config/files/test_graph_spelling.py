@@ -25,7 +25,7 @@ from backquant.backend_config import (
 from backquant.backend_config.derived import document_of, support_rows
 from backquant.backend_config.diff import diff
 from backquant.backend_config.files import dumps, loads
-from backquant.backend_config.files.import_paths import SpecFileError
+from backquant.backend_config.import_paths import SpecFileError
 from backquant.errors import SpecError
 from backquant.pages.text import render
 

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from backquant.backend_config.files.import_paths import Resolver, SpellingError, path_of
+from backquant.backend_config.import_paths import Resolver, SpellingError, path_of
 
 
 @pytest.mark.parametrize(

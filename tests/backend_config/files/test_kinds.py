@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.backend_config.files.import_paths import is_named
+from backquant.backend_config.import_paths import is_named
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from backquant.backend_config.files.located import Located, fail, field_name
-from backquant.backend_config.files.store import read_yaml
+from backquant.backend_config.files.located import Located, fail, field_name, read_yaml
 
 TREE = read_yaml("a:\n  - b: 1\n    c: 2\n", "x.yaml")
 

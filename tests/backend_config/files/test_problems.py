@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from backquant.backend_config.files.import_paths import Problem, SpecFileError, suggestion
+from backquant.backend_config.import_paths import Problem, SpecFileError, suggestion
 from backquant.errors import SpecError
 
 

@@ -17,9 +17,9 @@ from backquant.backend_config import (
     normal_form,
 )
 from backquant.backend_config.files import SpecFileError
-from backquant.backend_config.files.import_paths import Resolver
+from backquant.backend_config.files.located import read_yaml
 from backquant.backend_config.files.read import Base, build
-from backquant.backend_config.files.store import read_yaml
+from backquant.backend_config.import_paths import Resolver
 from backquant.errors import SpecError
 from backquant.operators import spellings
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backquant.backend_config.files.import_paths import SpellingError
-from backquant.backend_config.files.located import (
+from backquant.backend_config.import_paths import SpellingError
+from backquant.backend_config.spelling import (
     constant_from,
     number_data,
     number_from,

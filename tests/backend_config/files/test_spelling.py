@@ -14,8 +14,8 @@ from backquant.backend_config import (
     SequentialFuser,
     from_reversed,
 )
-from backquant.backend_config.files.import_paths import Resolver, SpellingError
-from backquant.backend_config.files.spelling import (
+from backquant.backend_config.import_paths import Resolver, SpellingError
+from backquant.backend_config.spelling import (
     callable_data,
     callable_from,
     pattern_data,

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backquant.backend_config.files.located import plain
-from backquant.backend_config.files.store import plain_scalar, read_yaml
+from backquant.backend_config.files.located import plain, plain_scalar, read_yaml
 from backquant.errors import SpecError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +26,10 @@ from backquant.backend_config.conditions.expressions import (
 )
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_name, operator_records
+from backquant.backend_config.pattern import NormalPattern
 from backquant.errors import SpecError, did_you_mean
+
+_OF_TENSOR, _NONE = frozenset(TENSOR), frozenset[str]()
 
 #: Names that PyTorch has for one parameter, in modules, functions, methods and registered operators.
 _ALIKE = (
@@ -110,6 +113,7 @@ def part_names(entry: Any) -> dict[str, int]:
     return found
 
 
+@lru_cache(maxsize=4096)
 def _part_name(op: Any) -> str:
     if isinstance(op, OpOverload):
         return str(op._overloadpacket.__name__)
@@ -139,22 +143,26 @@ def check_names(condition: Condition | None, entry: Any) -> None:
       where  kernel_sise
       fix    did you mean 'kernel_size'?
     """
+    named = list(quantities_of(condition))
+    if not named:
+        return
     _check_neighbours(condition)
-    for quantity in quantities_of(condition):
-        subjects = [*SUBJECTS, *part_names(entry)]
+    subjects = (*SUBJECTS, *part_names(entry))
+    of_operators = _parameters(entry.normal_pattern)
+    for quantity in named:
         if quantity.subject and quantity.subject not in subjects:
             message = f"there is no tensor and no operator {quantity.subject!r} in this pattern"
             raise SpecError(message, where=str(quantity), fix=_advice(quantity.subject, subjects))
-        known, parameters = set(_known(quantity.subject)), _parameters(entry)
-        if quantity.subject in SUBJECTS:
-            parameters = set()
-        if parameters is None or not known.union(parameters).isdisjoint(names_of(quantity.name)):
+        of_tensor = quantity.subject in SUBJECTS
+        known = _OF_TENSOR if of_tensor else _OF_TENSOR | OPERATOR.keys()
+        parameters = _NONE if of_tensor else of_operators
+        if parameters is None or not (known | parameters).isdisjoint(names_of(quantity.name)):
             continue
-        if quantity.name not in known:
-            what = quantity.subject or str(entry.normal_pattern)
-            message = f"{what} has no quantity and no parameter {quantity.name!r}"
-            near = _advice(quantity.name, [*known, *(parameters or ())])
-            raise SpecError(message, where=str(quantity), fix=near)
+        what = quantity.subject or str(entry.normal_pattern)
+        message = f"{what} has no quantity and no parameter {quantity.name!r}"
+        raise SpecError(
+            message, where=str(quantity), fix=_advice(quantity.name, known | parameters)
+        )
 
 
 def _check_neighbours(condition: Condition | None) -> None:
@@ -167,17 +175,12 @@ def _check_neighbours(condition: Condition | None) -> None:
                     operator_records().named(name)
 
 
-def _known(subject: str) -> Iterator[str]:
-    if not subject or subject not in SUBJECTS:
-        yield from OPERATOR
-    yield from TENSOR
-
-
-def _parameters(entry: Any) -> set[str] | None:
+@lru_cache(maxsize=4096)
+def _parameters(pattern: NormalPattern) -> frozenset[str] | None:
     """The parameters of all operators of a pattern, in every spelling of these; ``None`` if those of one are
     not known."""
     found: set[str] = set()
-    for node in entry.normal_pattern.nodes:
+    for node in pattern.nodes:
         if node.kind not in ("module", "function", "method"):
             continue
         own = parameters_of(node.op)
@@ -186,7 +189,7 @@ def _parameters(entry: Any) -> set[str] | None:
         record = operator_records().find(node.op)
         alike = () if record is None else map(parameters_of, record.spellings)
         found |= own.union(*(each for each in alike if each is not None))
-    return found
+    return frozenset(found)
 
 
 def _is_container(op: Any) -> bool:

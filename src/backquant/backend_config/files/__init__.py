@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 
 from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.files.check import json_schema
 from backquant.backend_config.files.findings import check_file
-from backquant.backend_config.files.import_paths import Problem, SpecFileError
-from backquant.backend_config.files.models import json_schema
 from backquant.backend_config.files.store import (
     Format,
     dumps,
@@ -20,6 +19,7 @@ from backquant.backend_config.files.store import (
     read_text,
     save_file,
 )
+from backquant.backend_config.import_paths import Problem, SpecFileError
 
 __all__ = [
     "Problem",

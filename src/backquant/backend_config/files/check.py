@@ -5,23 +5,92 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import replace
-from typing import Any, get_args, get_type_hints
+from functools import cache
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
-
-from backquant.backend_config.declared import Declared, declared
+from backquant.backend_config.declared import Declared, declared, layouts_of
 from backquant.backend_config.description import Description
-from backquant.backend_config.files.import_paths import MOST_TOLD, Problem, suggestion
-from backquant.backend_config.files.located import Located, Path, fail, field_name, plain
-from backquant.backend_config.files.models import SCHEMA_VERSION, FileModel
+from backquant.backend_config.dtypes import DTypeConfig
+from backquant.backend_config.files.located import Located, fail, field_name, plain
+from backquant.backend_config.import_paths import MOST_TOLD, Problem
 from backquant.backend_config.kinds import Nested, Several
+from backquant.backend_config.layout import (
+    MISSING,
+    TEXT,
+    Layout,
+    Path,
+    Wrong,
+    listed,
+    maybe,
+    published,
+    ref,
+    wrong_in,
+)
+from backquant.backend_config.pattern_config import BackendPatternConfig
 
-_MISSING = "this field is missing"
+SCHEMA_VERSION = 1
+
+
+@cache
+def file_layout() -> Layout:
+    """The layout of a spec file, version 1: its own fields, and those that the classes declare."""
+    entries = layouts_of(BackendPatternConfig, but=("pattern_complex_format",))
+    names = maybe(listed(ref("OperatorNames"), 1), examples=[["relu", "conv2d+relu"]])
+    names["description"] = "Names of operators: an entry for each module, function and method."
+    added = "Appended to the dtype configs that the entry inherits."
+    entry = {
+        "patterns": maybe(listed(ref("Pattern"), 1)),
+        "operators": names,
+        "add_dtype_configs": {**entries["dtype_configs"], "description": added},
+        **entries,
+    }
+    about = "What the backend can do with one pattern, with several that share every other field, or with "
+    about += "every spelling of some operators."
+    version = {
+        "const": SCHEMA_VERSION,
+        "description": "The version of this layout.",
+        "type": "integer",
+    }
+    based = "A backend's name, or a file relative to this one, to start from."
+    removed = {"description": "Patterns of the extended backend to leave out."}
+    named = {"description": "Dtype configs by name, for the entries to refer to."}
+    fields = {
+        "schema_version": version,
+        "name": {"description": "The name of the backend.", **TEXT},
+        "extends": maybe(TEXT, description=based),
+        "remove": {**removed, **listed(ref("Pattern"))},
+        **layouts_of(Description, but=("name",)),
+        "dtype_configs": {**named, "additionalProperties": DTypeConfig.layout(), "type": "object"},
+        "entries": listed({"named": "Entry", **_object(about, entry)}),
+    }
+    whole = _object("A backend description for backquant.", fields)
+    return {**whole, "required": ["schema_version", "name"]}
+
+
+def _object(about: str, fields: dict[str, Layout]) -> Layout:
+    head: Layout = {"additionalProperties": False, "description": about}
+    return {**head, "properties": fields, "type": "object"}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of spec files of the current ``schema_version``, as a new dict.
+
+    It is the content of ``schema_v1.json`` in this package. It checks structure; whether names can be
+    imported is checked when a file is loaded.
+
+    >>> json_schema()["required"]
+    ['schema_version', 'name']
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:backquant:backend-config:schema:{SCHEMA_VERSION}",
+        **published(file_layout()),
+        "title": "backquant backend description",
+    }
 
 
 def structure_problems(tree: Located, file: str) -> list[Problem]:
-    """What the models say against ``tree``; empty when the structure is sound.
+    """What of ``tree`` is not laid out as a spec file; empty when the structure is sound.
 
     >>> tree = Located({"schema_version": Located(1, 1), "nmae": Located("x", 2)}, 1, {"nmae": 2})
     >>> for problem in structure_problems(tree, "x.yaml"): print(problem)
@@ -33,107 +102,22 @@ def structure_problems(tree: Located, file: str) -> list[Problem]:
         return [Problem(file, tree.line, "", "a spec file holds a mapping", "schema_version: 1")]
     try:
         json.dumps(value, ensure_ascii=False).encode()
-        FileModel.model_validate(value)
     except UnicodeEncodeError as error:
         return [Problem(file, tree.line, "", f"holds what is no text: {error.reason}", "")]
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[:MOST_TOLD]
-        found = [_problem(details, tree, file) for details in wrong]
-        # on one line a misspelt field comes before the field that is missing because of it
-        return sorted(dict.fromkeys(found), key=lambda it: (it.line or 0, it.message == _MISSING))
-    except RecursionError:
-        return [Problem(file, tree.line, "", "nested too deeply")]
-    return []
+    found = [_problem(wrong, tree, file) for wrong in wrong_in(value, file_layout())[:MOST_TOLD]]
+    # on one line a misspelt field comes before the field that is missing because of it
+    return sorted(dict.fromkeys(found), key=lambda it: (it.line or 0, it.message == MISSING))
 
 
-def _problem(details: ErrorDetails, tree: Located, file: str) -> Problem:
-    path = tree.known_path(_without_tags(details["loc"]))
-    message, fix = _explain(details, path)
+def _problem(wrong: Wrong, tree: Located, file: str) -> Problem:
+    path, message, fix = tree.known_path(wrong.path), wrong.message, wrong.fix
+    if path == ("schema_version",) and message != MISSING:
+        given = tree.at(path).value
+        whole = type(given) is int
+        said = repr(given if whole else str(given))
+        message = f"this version of backquant reads schema_version {SCHEMA_VERSION}, not {said}"
+        fix = "upgrade backquant" if whole else f"schema_version: {SCHEMA_VERSION}"
     return Problem(file, tree.line_of(path), field_name(path), message, fix)
-
-
-def _explain(details: ErrorDetails, path: Path) -> tuple[str, str]:
-    """Message and fix for one error of pydantic's."""
-    kind = details["type"]
-    context: dict[str, Any] = details.get("ctx", {})
-    given = details["input"]
-    if kind == "extra_forbidden":
-        return "unknown field", suggestion(str(details["loc"][-1]), _fields_at(path[:-1]))
-    if kind == "missing":
-        return _MISSING, ""
-    if kind == "literal_error" and path == ("schema_version",):
-        return (
-            f"this version of backquant reads schema_version {SCHEMA_VERSION}, not {given!r}",
-            "upgrade backquant" if isinstance(given, int) else f"schema_version: {SCHEMA_VERSION}",
-        )
-    if kind == "literal_error":
-        words = [
-            word.strip("' ") for word in str(context["expected"]).replace(" or ", ", ").split(",")
-        ]
-        return f"{given!r} is not one of the values allowed here", suggestion(str(given), words)
-    if kind == "string_pattern_mismatch":
-        return f"{given!r} {_misspelt(str(context['pattern']))}", ""
-    message = details["msg"].removeprefix("Input ").removesuffix(" after validation")
-    return f"{message}, got {_short(given)}", ""
-
-
-def _misspelt(pattern: str) -> str:
-    if "MatchAllNode" in pattern:
-        return "is no operator: write an import path (torch.add) or a method with a dot (.view)"
-    if "2\\*\\*" in pattern:
-        return "is no number: write 0.5 or 2**-12"
-    if "[0-9]{1" in pattern:
-        return "is no number of tensor arguments"
-    if "torch" in pattern:
-        return "is no name of a torch constant: write quint8 or torch.quint8"
-    return "is no import path: write package.module.name"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _without_tags(location: tuple[int | str, ...]) -> Path:
-    """A location of pydantic's without what stands for members of unions and for keys."""
-    marks = ("<", "[key]")
-    return tuple(p for p in location if not (isinstance(p, str) and p.startswith(marks)))
-
-
-def _fields_at(path: Path) -> list[str]:
-    """The fields of the models that may stand at ``path``."""
-    models: list[type[BaseModel]] = [FileModel]
-    for part in path:
-        if isinstance(part, str):
-            below = [kind for model in models for kind in _kinds_of(model, part)]
-            models = _models_in(below) if below else models
-    fields = [item for model in models for item in model.model_fields.items()]
-    return [field.alias or name for name, field in fields if not field.deprecated]
-
-
-def _kinds_of(model: type[BaseModel], part: str) -> list[Any]:
-    """What may stand at a field of ``model``, or at a name of the file's own where it takes any."""
-    for name, field in model.model_fields.items():
-        if part == (field.alias or name):
-            return [field.annotation]
-    extra = model.__annotations__.get("__pydantic_extra__")
-    return [] if extra is None else [get_type_hints(model)["__pydantic_extra__"]]
-
-
-def _models_in(annotations: list[Any]) -> list[type[BaseModel]]:
-    """The models that the annotations mention, in order."""
-    found: list[type[BaseModel]] = []
-    seen: set[int] = set()
-    stack = list(annotations)
-    while stack:
-        item = stack.pop(0)
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, type) and issubclass(item, BaseModel):
-            found.append(item)
-        stack.extend(get_args(getattr(item, "__value__", item)))
-    return found
 
 
 def with_current_names(

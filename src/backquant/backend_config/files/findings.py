@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from backquant.backend_config.config import BackendConfig
-from backquant.backend_config.files.import_paths import SpecFileError
 from backquant.backend_config.files.read import Base
 from backquant.backend_config.files.store import load_with_places
+from backquant.backend_config.import_paths import SpecFileError
 from backquant.backend_config.validate import Finding, validate
 
 

@@ -1,4 +1,4 @@
-"""Values that remember their line, and JSON read to them (YAML: ``store``).
+"""Values that remember their line, and YAML and JSON read to them.
 
 A ``Located`` holds a scalar, a list of ``Located``, or a dict from str to ``Located``.
 """
@@ -6,27 +6,19 @@ A ``Located`` holds a scalar, a list of ``Located``, or a dict from str to ``Loc
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+import yaml
 
-from backquant.backend_config.checks import number_text
-from backquant.backend_config.files.import_paths import (
-    Problem,
-    SpecFileError,
-    SpellingError,
-    suggestion,
-)
+from backquant.backend_config.import_paths import Problem, SpecFileError
+from backquant.backend_config.layout import Path
 from backquant.errors import quoted
 
 MAX_DEPTH = 60  # a spec nests about eight deep; deeper input is an attack or a mistake
 MAX_VALUES = 50_000  # aliases may repeat a value; a file may not expand without bound
-
-Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -170,57 +162,178 @@ def _located(value: Any, lines: Iterator[int], file: str, depth: int) -> Located
     for key, item in value:
         at = next(lines)
         if key in values:
-            message = f"the key {quoted(key)} appears twice (first on line {key_lines[key]})"
-            raise fail(file, at, (key,), message, "remove one of the two")
+            raise _twice(file, key, at, key_lines[key])
         key_lines[key] = at
         values[key] = _located(item, lines, file, depth + 1)
     return Located(values, line, key_lines)
 
 
-# Dtypes, schemes and numbers as a file writes them.
+# YAML text to located values.
+#
+# Read as events: no tag of the file can create an object. Scalars follow YAML 1.2's core schema (``on``,
+# ``yes`` and dates are strings; ``1e-5`` is a number). Duplicate keys are errors.
+_NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
+_TRUE = ("true", "True", "TRUE")
+_FALSE = ("false", "False", "FALSE")
+_INT = re.compile(r"^[-+]?[0-9]+$")
+_FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
+_SPECIAL = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf")}
+_TAGS = {yaml.ScalarEvent: "str", yaml.SequenceStartEvent: "seq", yaml.MappingStartEvent: "map"}
+_MOST_PLAIN_DIGITS = 40
 
 
-def constant_from(text: str, kind: Any) -> Any:
-    """The dtype, or the qscheme, of that name, with or without the prefix. Raises SpellingError.
+def read_yaml(text: str, file: str) -> Located:
+    """Parse YAML text. ``file`` names it in errors. Raises SpecFileError (a SpecError).
 
-    >>> constant_from("quint8", torch.dtype), constant_from("torch.float", torch.dtype)
-    (torch.quint8, torch.float32)
-    >>> constant_from("qint9", torch.dtype)  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-    SpellingError: unknown dtype "qint9"; did you mean "qint8"?
+    >>> read_yaml("name: a\\nentries: []", "a.yaml").key_lines
+    {'name': 1, 'entries': 2}
     """
-    name = text.removeprefix("torch.")
-    value = getattr(torch, name, None)
-    if isinstance(value, kind):
-        return value
-    known = [word for word, item in vars(torch).items() if isinstance(item, kind)]
-    message = f"unknown {kind.__name__} {quoted(text)}"
-    raise SpellingError(message, suggestion(name, sorted(known)))
+    try:
+        return _YamlReader(_events(text), file).document()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        message = " ".join(part for part in (error.context, error.problem) if part)
+        raise fail(file, line, (), f"not valid YAML: {message}") from None
+    except yaml.YAMLError as error:
+        first = str(error).splitlines()[0]
+        raise fail(file, None, (), f"not valid YAML: {first}") from None
+    except (OverflowError, ValueError) as error:
+        if isinstance(error, SpecFileError):
+            raise
+        raise fail(file, None, (), f"not valid YAML: {error}") from None  # "\\UFFFFFFFF"
 
 
-def number_data(value: Any) -> Any:
-    """A number as it is, except that small powers of two become readable text.
+def _events(text: str) -> Iterator[Any]:
+    """The events of YAML text: of libyaml, and where it fails of the parser in Python, for its messages."""
+    if yaml.__with_libyaml__:
+        loader = yaml.CSafeLoader(text)
+        events = []
+        try:
+            while loader.check_event():
+                events.append(loader.get_event())
+            return iter(events)
+        except (yaml.YAMLError, ValueError):
+            pass
+        finally:
+            loader.dispose()
+    of_python: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
+    return of_python
 
-    Raises SpellingError for what is no finite number: JSON cannot carry it.
 
-    >>> number_data(2.0**-12), number_data(0.0078), number_data(-127)
-    ('2**-12', 0.0078, -127)
+class _YamlReader:
+    """One file being read. ``count``: how many values it has expanded to; ``deepest``: how deep."""
+
+    def __init__(self, events: Iterator[Any], file: str) -> None:
+        self.events = events
+        self.file = file
+        self.count = self.deepest = 0
+        self.anchored: dict[str, tuple[Located, int, int] | None] = {}  # None: being read
+
+    def document(self) -> Located:
+        next(self.events)
+        if isinstance(next(self.events), yaml.StreamEndEvent):
+            raise fail(self.file, 1, (), "the file is empty", "start with: schema_version: 1")
+        found = self.value(next(self.events), 0)
+        next(self.events)
+        more = next(self.events)
+        if not isinstance(more, yaml.StreamEndEvent):
+            problem = "expected a single document in the stream but found another document"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=more.start_mark)
+        return found
+
+    def value(self, event: Any, depth: int) -> Located:
+        line = event.start_mark.line + 1
+        self.count += 1
+        if depth > self.deepest or self.count > MAX_VALUES:
+            self.check_size(line, depth)
+        if isinstance(event, yaml.AliasEvent):
+            return self.alias(event, depth)
+        if event.tag and event.tag != f"tag:yaml.org,2002:{_TAGS[type(event)]}":
+            message = f"the tag {event.tag!r} is not supported"
+            raise fail(self.file, line, (), message, "write plain values; no object is created")
+        if event.anchor:
+            return self.anchor(event, depth)
+        if isinstance(event, yaml.ScalarEvent):
+            return Located(event.value if event.style else plain_scalar(event.value), line)
+        return self.collection(event, line, depth)
+
+    def check_size(self, line: int, depth: int) -> None:
+        self.deepest = max(self.deepest, depth)
+        if depth > MAX_DEPTH:
+            raise fail(self.file, line, (), f"nested deeper than {MAX_DEPTH} levels")
+        if self.count > MAX_VALUES:
+            raise fail(self.file, line, (), f"more than {MAX_VALUES} values (through aliases?)")
+
+    def collection(self, event: Any, line: int, depth: int) -> Located:
+        if isinstance(event, yaml.MappingStartEvent):
+            return self.mapping(line, depth)
+        items = []
+        while not isinstance(item := next(self.events), yaml.SequenceEndEvent):
+            items.append(self.value(item, depth + 1))
+        return Located(items, line)
+
+    def anchor(self, event: Any, depth: int) -> Located:
+        name, event.anchor = event.anchor, None
+        if name in self.anchored:
+            problem = f"found duplicate anchor {name!r}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        self.anchored[name] = None
+        around, self.deepest = self.deepest, depth
+        self.count -= 1
+        before = self.count
+        found = self.value(event, depth)
+        self.anchored[name] = found, self.count - before - 1, self.deepest - depth
+        self.deepest = max(self.deepest, around)
+        return found
+
+    def alias(self, event: Any, depth: int) -> Located:
+        if event.anchor not in self.anchored:
+            problem = f"found undefined alias {event.anchor!r}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        found, size, height = self.anchored[event.anchor] or (None, 0, MAX_DEPTH + 1)
+        self.count += size
+        self.check_size(event.start_mark.line + 1, depth + height)
+        assert found is not None  # else it holds itself, which is too deep
+        return found
+
+    def mapping(self, line: int, depth: int) -> Located:
+        values: dict[str, Located] = {}
+        key_lines: dict[str, int] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key_line = event.start_mark.line + 1
+            if not isinstance(event, yaml.ScalarEvent):
+                raise fail(self.file, key_line, (), "a key must be a plain word")
+            key = event.value
+            if key in values:
+                raise _twice(self.file, key, key_line, key_lines[key])
+            key_lines[key] = key_line
+            values[key] = self.value(next(self.events), depth + 1)
+        return Located(values, line, key_lines)
+
+
+def plain_scalar(text: str) -> Any:
+    """An unquoted scalar by YAML 1.2's core schema.
+
+    >>> [plain_scalar(text) for text in ("yes", "1e-5", "8", "true", "null", "2**-12")]
+    ['yes', 1e-05, 8, True, None, '2**-12']
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SpellingError(f"{value} is not a finite number", "leave the bound out (None)")
-    text = number_text(value)
-    return text if text.startswith("2**") else value
+    if _NULL.match(text):
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if text.lower() in _SPECIAL:
+        return _SPECIAL[text.lower()]
+    if text.lower() == ".nan":
+        return float("nan")
+    if len(text) <= _MOST_PLAIN_DIGITS:
+        if _INT.match(text):
+            return int(text)
+        if _FLOAT.match(text):
+            return float(text)
+    return text
 
 
-def number_from(value: Any) -> Any:
-    """The number that ``number_data`` wrote.
-
-    >>> number_from("2**-12") == 2.0**-12, number_from(3)
-    (True, 3)
-    """
-    if not isinstance(value, str):
-        return value
-    exponent = int(value.removeprefix("2**"))
-    if not -1074 <= exponent <= 1023:
-        raise SpellingError(f"{value} is outside of the range of a float")
-    return math.ldexp(1.0, exponent)
+def _twice(file: str, key: str, line: int, first: int) -> SpecFileError:
+    message = f"the key {quoted(key)} appears twice (first on line {first})"
+    return fail(file, line, (key,), message, "remove one of the two")

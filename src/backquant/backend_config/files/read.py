@@ -17,9 +17,8 @@ from backquant.backend_config.conditions import check_names, condition_from, qua
 from backquant.backend_config.declared import declared
 from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig
-from backquant.backend_config.files.conditions import condition_at
-from backquant.backend_config.files.forms import at_path, read, read_record
-from backquant.backend_config.files.import_paths import (
+from backquant.backend_config.files.located import Located, field_name, plain
+from backquant.backend_config.import_paths import (
     MOST_TOLD,
     Problem,
     Resolver,
@@ -27,11 +26,11 @@ from backquant.backend_config.files.import_paths import (
     SpellingError,
     suggestion,
 )
-from backquant.backend_config.files.located import Located, Path, field_name, plain
-from backquant.backend_config.files.spelling import pattern_data, pattern_from
+from backquant.backend_config.layout import Path
 from backquant.backend_config.naming import operator_records
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.spelling import at_path, condition_at, pattern_data, pattern_from
 from backquant.errors import SpecError, did_you_mean, quoted
 
 __all__ = ["Base", "build"]
@@ -100,10 +99,10 @@ class _Builder:
             self.places = dict(self.base.places)
         for name, data in self.data.get("dtype_configs", {}).items():
             place: Path = ("dtype_configs", name)
-            named = self.attempt(place, read_record, DTypeConfig, data, self.resolver)
+            named = self.attempt(place, DTypeConfig.read, data, self.resolver)
             self.named[name] = named if named is not None else DTypeConfig()
         self.remove()
-        seen: dict[NormalPattern, int] = {}
+        seen: dict[NormalPattern, Path] = {}
         for index, entry in enumerate(self.data.get("entries", [])):
             start = ("entries", index)
             for pattern, path in self.patterns(entry, start):
@@ -130,7 +129,7 @@ class _Builder:
             if field.name in self.data:
                 data = self.data[field.name]
                 place = (field.name,)
-                value = data and self.attempt(place, read, field.kind, data, self.resolver)
+                value = data and self.attempt(place, field.kind.read, data, self.resolver)
             config.set_field(field.name, value)
         return config
 
@@ -230,19 +229,19 @@ class _Builder:
         pattern: Any,
         data: dict[str, Any],
         path: Path,
-        seen: dict[NormalPattern, int],
+        seen: dict[NormalPattern, Path],
         described: BackendPatternConfig | None = None,
     ) -> None:
         found = self.resolve(pattern, path)
         if found is None:
             return
         spelled, reversed_form, normal = found
-        line = self.tree.line_of(self.tree.known_path(path))
         if normal in seen:
-            message = f"the pattern {normal} stands twice (first on line {seen[normal]})"
+            line = self.tree.line_of(self.tree.known_path(seen[normal]))
+            message = f"the pattern {normal} stands twice (first on line {line})"
             self.problem(path, message, "merge the two entries")
             return
-        seen[normal] = line
+        seen[normal] = path
         inherited = self.entries.get(normal)
         config = inherited if inherited is not None else described or BackendPatternConfig()
         if described is not None and "dtype_configs" in data:
@@ -281,11 +280,11 @@ class _Builder:
         elif value is None:
             config.set_field(field, None)
         else:
-            config.set_field(field, read(_ENTRY[field].kind, value, self.resolver))
+            config.set_field(field, _ENTRY[field].kind.read(value, self.resolver))
 
     def dtype_config_at(self, reference: Any) -> DTypeConfig:
         if not isinstance(reference, str):
-            return read_record(DTypeConfig, reference, self.resolver)
+            return DTypeConfig.read(reference, self.resolver)
         if reference not in self.named:
             raise SpellingError(
                 f"no dtype config is called {quoted(reference)} in this file",

@@ -1,4 +1,4 @@
-"""Patterns and callables as plain data, both ways.
+"""Patterns, functions, conditions and numbers as plain data, both ways.
 
 A pattern is written as one of
 
@@ -12,10 +12,14 @@ A pattern is written as one of
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from backquant.backend_config.files.import_paths import Resolver, SpellingError, path_of
-from backquant.backend_config.files.located import number_data
+import torch
+
+from backquant.backend_config.checks import number_text
+from backquant.backend_config.conditions import Condition, condition_from
 from backquant.backend_config.fusers import ForwardFuser, ReversedFuser, SequentialFuser
 from backquant.backend_config.graph_pattern import (
     AnyOrder,
@@ -25,18 +29,33 @@ from backquant.backend_config.graph_pattern import (
     NamedNodes,
     Value,
 )
+from backquant.backend_config.import_paths import Resolver, SpellingError, path_of, suggestion
+from backquant.backend_config.layout import Path
 from backquant.backend_config.pattern import MatchAllNode, NormalPattern, PatternNode
 from backquant.backend_config.pattern import from_reversed as normal_from_reversed
-from backquant.errors import SpecError
+from backquant.errors import SpecError, quoted
 
-__all__ = [
-    "callable_data",
-    "callable_from",
-    "operator_from",
-    "operator_text",
-    "pattern_data",
-    "pattern_from",
-]
+_Value = TypeVar("_Value")
+
+
+def at_path(path: Path, make: Callable[..., _Value], *arguments: Any) -> _Value:
+    """``make(*arguments)``; a SpellingError inside gets ``path`` before its own."""
+    try:
+        return make(*arguments)
+    except SpellingError as problem:
+        problem.path = (*path, *problem.path)
+        raise
+    except SpecError as error:
+        raise SpellingError(error.what, error.fix, path) from error
+
+
+def is_operator_name(value: Any) -> bool:
+    """Whether this text names an operator by its record, and not by an import path or a method.
+
+    >>> is_operator_name("relu"), is_operator_name(".relu"), is_operator_name("torch.relu")
+    (True, False, False)
+    """
+    return isinstance(value, str) and value.isidentifier() and value != ANY
 
 
 def pattern_data(pattern: Any, reversed_form: bool = False) -> Any:
@@ -266,11 +285,7 @@ def graph_from(data: dict[str, Any], resolver: Resolver) -> GraphPattern:
     """
     nodes: dict[str, Any] = {}
     for index, node in enumerate(data["nodes"]):
-        try:
-            written = _written(node, resolver)
-        except SpellingError as problem:
-            problem.path = ("nodes", index, *problem.path)
-            raise
+        written = at_path(("nodes", index), _written, node, resolver)
         if node["name"] in nodes:
             message = f"the name {node['name']!r} stands twice"
             raise SpellingError(message, path=("nodes", index, "name"))
@@ -281,7 +296,7 @@ def graph_from(data: dict[str, Any], resolver: Resolver) -> GraphPattern:
         raise SpellingError(error.what, error.fix, _path(error.where, list(nodes))) from error
 
 
-def _path(where: str, names: list[str]) -> tuple[str | int, ...]:
+def _path(where: str, names: list[str]) -> Path:
     """The place in the data that ``pattern.nodes.<name>`` stands for."""
     _, *parts = where.split(".")
     if len(parts) == 2 and parts[0] == "nodes" and parts[1] in names:
@@ -301,3 +316,102 @@ def _argument(data: Any, resolver: Resolver) -> Any:
     if isinstance(data, dict):
         return Value(data["text"]) if "text" in data else resolver.resolve(data["constant"])
     return MatchAllNode if data == ANY else data
+
+
+# Dtypes, schemes and numbers as a file writes them.
+
+
+def constant_from(text: str, kind: Any) -> Any:
+    """The dtype, or the qscheme, of that name, with or without the prefix. Raises SpellingError.
+
+    >>> constant_from("quint8", torch.dtype), constant_from("torch.float", torch.dtype)
+    (torch.quint8, torch.float32)
+    >>> constant_from("qint9", torch.dtype)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    SpellingError: unknown dtype "qint9"; did you mean "qint8"?
+    """
+    name = text.removeprefix("torch.")
+    value = getattr(torch, name, None)
+    if isinstance(value, kind):
+        return value
+    known = [word for word, item in vars(torch).items() if isinstance(item, kind)]
+    message = f"unknown {kind.__name__} {quoted(text)}"
+    raise SpellingError(message, suggestion(name, sorted(known)))
+
+
+def number_data(value: Any) -> Any:
+    """A number as it is, except that small powers of two become readable text.
+
+    Raises SpellingError for what is no finite number: JSON cannot carry it.
+
+    >>> number_data(2.0**-12), number_data(0.0078), number_data(-127)
+    ('2**-12', 0.0078, -127)
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SpellingError(f"{value} is not a finite number", "leave the bound out (None)")
+    text = number_text(value)
+    return text if text.startswith("2**") else value
+
+
+def number_from(value: Any) -> Any:
+    """The number that ``number_data`` wrote.
+
+    >>> number_from("2**-12") == 2.0**-12, number_from(3)
+    (True, 3)
+    """
+    if not isinstance(value, str):
+        return value
+    exponent = int(value.removeprefix("2**"))
+    if not -1074 <= exponent <= 1023:
+        raise SpellingError(f"{value} is outside of the range of a float")
+    return math.ldexp(1.0, exponent)
+
+
+# Conditions, with the place of what is wrong in one.
+
+Accept = Callable[[Condition | None], None]
+
+
+def _anything(_: Condition | None) -> None:
+    """Every condition is accepted."""
+
+
+def condition_at(data: Any, accept: Accept = _anything) -> Condition | None:
+    """The condition of a mapping of the file; ``accept`` raises for one that is not to be there.
+
+    Raises ``SpellingError`` with the path to the entry of the mapping that is wrong.
+
+    >>> print(condition_at({"stride": [1, 2]}))
+    stride one of 1, 2
+    """
+    try:
+        condition = condition_from(data)
+        accept(condition)
+    except SpecError as error:
+        raise SpellingError(error.what, error.fix, _place(data, accept)) from error
+    return condition
+
+
+def _place(data: Any, accept: Accept) -> Path:
+    """The path to the first part of a condition that is wrong by itself."""
+    if not isinstance(data, dict):
+        return ()
+    for key, value in data.items():
+        if _is_sound({key: value}, accept):
+            continue
+        if key == "not":
+            return (key, *_place(value, accept))
+        if key in ("all", "any") and isinstance(value, list):
+            at = next(i for i, item in enumerate(value) if not _is_sound(item, accept))
+            return (key, at, *_place(value[at], accept))
+        return (key,)
+    return ()
+
+
+def _is_sound(data: Any, accept: Accept) -> bool:
+    try:
+        condition = condition_from(data)
+        accept(condition)
+    except SpecError:
+        return False
+    return condition is not None

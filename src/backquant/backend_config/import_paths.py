@@ -341,8 +341,8 @@ def _is_folder(name: str) -> bool:
     return "/" in name or os.sep in name or name in (".", "..")
 
 
-def _is_within(name: str, roots: Iterable[str]) -> bool:
-    return any(name == root or name.startswith(root + ".") for root in roots)
+def _is_within(name: str, roots: tuple[str, ...]) -> bool:
+    return name in roots or name.startswith(tuple([f"{root}." for root in roots]))
 
 
 def _leads(name: str, roots: Iterable[str]) -> bool:
