@@ -330,6 +330,7 @@ FIXES = {
     "groups divide": ({"in_channels": 9, "out_channels": 3}, {"groups": {"min": 2}}, {}),
     "groups of the channels": ({}, {"groups": {"equals": "in_channels"}}, {}),
     "not": ({"dilation": 2}, {"not": {"dilation": 2}}, {}),
+    "not of each": ({"dilation": (2, 1)}, {"dilation": {"not": [2, 4]}}, {}),
     "not, and a bound": ({"dilation": 3}, {"dilation": {"max": 3}, "not": {"dilation": 3}}, {}),
     "one of two": ({"stride": 4}, {"any": [{"stride": {"max": 3}}, {"kernel_size": 1}]}, {}),
     "both of a branch": (
@@ -413,6 +414,12 @@ HOLDS = {
     "one_of_two": (lambda x: _two_readers(F.gelu(x)), {"read_by": {"not": "add"}}, False),
     "neither": (lambda x: F.relu(F.gelu(x)), {"read_by": {"not": "add"}}, True),
     "first": (nn.Conv2d(4, 4, 1), {"reads": "input"}, True),
+    "not_one": (nn.Conv2d(4, 4, (2, 3)), {"kernel_size": {"not": [2, 4, 6]}}, False),
+    "not_any": (nn.Conv2d(4, 4, (3, 5)), {"kernel_size": {"not": [2, 4, 6]}}, True),
+    "not_all": (nn.Conv2d(4, 4, (2, 3)), {"not": {"kernel_size": 2}}, True),
+    "not_between": (nn.Conv2d(4, 4, (2, 3)), {"kernel_size": {"not": {"min": 3, "max": 4}}}, False),
+    "not_bounds": (nn.Conv2d(4, 4, (2, 5)), {"kernel_size": {"not": {"min": 3, "max": 4}}}, True),
+    "not_not": (nn.Conv2d(4, 4, (2, 2)), {"kernel_size": {"not": {"not": 2}}}, True),
 }
 
 

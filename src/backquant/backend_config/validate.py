@@ -101,21 +101,17 @@ def entry_findings(
     """
     yield from _custom_ops(entry, place)
     if not entry.dtype_configs:
-        fuses = entry.fuser_method is not None
+        severity: Severity = "warning" if entry.fuser_method is None else "note"
         message = "no dtype configs: the pattern is never quantized"
-        yield place.find(
-            "note" if fuses else "warning", "no-dtype-configs", message, "set dtype_configs"
-        )
-    yield from _reference(entry, neighbours, place)
-    yield from _fusion(entry, neighbours, place)
-    yield from _qat(entry, neighbours, place)
-    yield from _weight_index(entry, neighbours, place)
+        yield place.find(severity, "no-dtype-configs", message, "set dtype_configs")
+    for judge in (_reference, _fusion, _qat, _weight_index):
+        yield from judge(entry, neighbours, place)
     for message in contradictions(entry.where):
-        yield place.at("where").find("error", "contradiction", message, "loosen one of them")
+        yield place.at("where").error("contradiction", message, "loosen one of them")
     shadow = neighbours.shadow(place.entry, entry.normal_pattern)
     if shadow is not None:
         message = f"never reached: the earlier pattern {shadow} matches all that this one does"
-        yield place.find("warning", "pattern-shadowed", message, "put this entry first")
+        yield place.warning("pattern-shadowed", message, "put this entry first")
 
 
 def _reference(
@@ -123,44 +119,41 @@ def _reference(
 ) -> Iterator[Finding]:
     root, reference = entry.root_module, entry.reference_quantized_module
     if root is not None and reference is None:
-        elsewhere = root in neighbours.references
+        rule, fix = "root-without-reference", "set reference_quantized_module"
         message = f"the root module {operator_name(root)} has no reference module here"
-        yield place.at("root_module").find(
-            "note" if elsewhere else "error",
-            "root-without-reference",
-            f"{message}; another entry names one" if elsewhere else message,
-            "set reference_quantized_module",
-        )
+        here = place.at("root_module")
+        if root in neighbours.references:
+            yield here.find("note", rule, f"{message}; another entry names one", fix)
+        else:
+            yield here.error(rule, message, fix)
     if root is None and reference is not None:
-        message = (
-            f"the reference module {operator_name(reference)} has no root module: it is unused"
-        )
-        yield place.at("reference_quantized_module").find(
-            "warning", "reference-without-root", message, "set root_module"
-        )
+        name = operator_name(reference)
+        message = f"the reference module {name} has no root module: it is unused"
+        here = place.at("reference_quantized_module")
+        yield here.warning("reference-without-root", message, "set root_module")
 
 
 def _fusion(entry: BackendPatternConfig, neighbours: Neighbours, place: Place) -> Iterator[Finding]:
     fused, fuser = entry.fused_module, entry.fuser_method
+    at_fuser, at_fused = place.at("fuser_method"), place.at("fused_module")
     if fused is not None and fuser is None:
         message = f"the fused module {operator_name(fused)} has no fuser: nothing makes it"
-        yield place.at("fused_module").find(
-            "error", "fused-without-fuser", message, "set fuser_method"
-        )
+        yield at_fused.error("fused-without-fuser", message, "set fuser_method")
     if fuser is not None and len(entry.normal_pattern.nodes) == 1:
         message = "a fuser on a single operator: there is nothing to fuse"
-        yield place.at("fuser_method").find(
-            "error", "fuser-on-single", message, "set it on the tuple pattern that it fuses"
+        yield at_fuser.error(
+            "fuser-on-single", message, "set it on the tuple pattern that it fuses"
         )
     elif fuser is not None and fused is None:
         message = "a fuser without a fused module: it must return one of the modules it is given"
-        yield place.at("fuser_method").find("note", "fuser-without-fused", message)
+        yield at_fuser.find("note", "fuser-without-fused", message)
     elif fused is None or fuser is None or not entry.dtype_configs or _folds(entry):
         return
     elif normal_form(fused) not in neighbours.entries:
-        message = f"the fused module {operator_name(fused)} has no entry: it is not quantized"
-        fix = f"add an entry with the pattern {operator_name(fused)}; operators: [a+b] writes both"
-        yield place.at("fused_module").find("warning", "fused-module-without-entry", message, fix)
+        name = operator_name(fused)
+        message = f"the fused module {name} has no entry: it is not quantized"
+        fix = f"add an entry with the pattern {name}; operators: [a+b] writes both"
+        yield at_fused.warning("fused-module-without-entry", message, fix)
 
 
 def _folds(entry: BackendPatternConfig) -> bool:
@@ -173,53 +166,34 @@ def _qat(entry: BackendPatternConfig, neighbours: Neighbours, place: Place) -> I
     qat = entry.qat_module
     if qat is not None and normal_form(qat) not in neighbours.entries:
         message = f"the QAT module {operator_name(qat)} has no entry: it is not converted"
-        yield place.at("qat_module").find(
-            "warning",
-            "qat-module-without-entry",
-            message,
-            f"add an entry with the pattern {operator_name(qat)}",
-        )
+        fix = f"add an entry with the pattern {operator_name(qat)}"
+        yield place.at("qat_module").warning("qat-module-without-entry", message, fix)
 
 
 def _weight_index(
     entry: BackendPatternConfig, neighbours: Neighbours, place: Place
 ) -> Iterator[Finding]:
-    pattern = entry.normal_pattern
-    weighted = any(config.weight_dtype is not None for config in entry.dtype_configs)
-    if weighted and isinstance(entry.pattern, GraphPattern):
-        yield from _weight_port(entry, neighbours, place)
+    rule, nodes = "weight-index-missing", entry.normal_pattern.nodes
+    if all(config.weight_dtype is None for config in entry.dtype_configs):
         return
-    operators = [node for node in pattern.nodes if node.kind in ("function", "method")]
-    if not weighted or len(operators) < len(pattern.nodes):
+    if isinstance(entry.pattern, GraphPattern):
+        free = [node.op for node in nodes if node.inputs is None]
+        known = any(callable(op) and neighbours.weight_index(op) is not None for op in free)
+        has_port = any(port.role == "weight" for port in entry.ports.values())
+        if entry.root_module is None and not has_port and not known:
+            message = "a weight dtype, and neither a port for a weight nor a root module"
+            fix = "ports: {<input>: weight}, root_module, or no weight_dtype"
+            yield place.at("ports").warning(rule, f"{message}: no weight is quantized", fix)
         return
-    if "weight" in entry._input_type_to_index:
+    functions = all(node.kind in ("function", "method") for node in nodes)
+    if not functions or "weight" in entry._input_type_to_index:
         return
-    if all(neighbours.weight_index(node.op) is None for node in operators):
+    if all(neighbours.weight_index(node.op) is None for node in nodes):
         message = (
             "a weight dtype for a function, and no position of its weight: it is not quantized"
         )
-        yield place.at("input_type_to_index").find(
-            "warning",
-            "weight-index-missing",
-            message,
-            "input_type_to_index: {weight: 1}, or no weight_dtype",
-        )
-
-
-def _weight_port(
-    entry: BackendPatternConfig, neighbours: Neighbours, place: Place
-) -> Iterator[Finding]:
-    has_port = any(port.role == "weight" for port in entry.ports.values())
-    free = [node.op for node in entry.normal_pattern.nodes if node.inputs is None]
-    known = any(callable(op) and neighbours.weight_index(op) is not None for op in free)
-    if entry.root_module is None and not has_port and not known:
-        message = "a weight dtype, and neither a port for a weight nor a root module"
-        yield place.at("ports").find(
-            "warning",
-            "weight-index-missing",
-            f"{message}: no weight is quantized",
-            "ports: {<input>: weight}, root_module, or no weight_dtype",
-        )
+        fix = "input_type_to_index: {weight: 1}, or no weight_dtype"
+        yield place.at("input_type_to_index").warning(rule, message, fix)
 
 
 def generalizes(wide: NormalPattern, narrow: NormalPattern) -> bool:
@@ -258,7 +232,7 @@ def _custom_ops(entry: BackendPatternConfig, place: Place) -> Iterator[Finding]:
             overload = node.op._opoverload
             message = f"the object of the custom_op {overload._name}, which no graph calls"
             fix = f"pattern: torch.ops.{overload}"
-            yield place.at("pattern").find("error", "custom-op-object", message, fix)
+            yield place.at("pattern").error("custom-op-object", message, fix)
 
 
 # The rule about what only the engine knows, which is passed in.
@@ -304,30 +278,18 @@ def engine_findings(
     ['error']
     """
     missing = [_missing(config, dtypes) for config in configs]
-    none_runs = all(missing) if missing else False
+    severity: Severity = "error" if missing and all(missing) else "warning"
+    fix = "it has " + ", ".join(sorted(map(str, dtypes)))
     for index, lacks in enumerate(missing):
         for role, dtype in lacks:
-            yield (
-                place.at(f"dtype_configs[{index}]")
-                .at(role)
-                .find(
-                    "error" if none_runs else "warning",
-                    "engine-dtype",
-                    f"the engine has no {dtype}",
-                    "it has " + ", ".join(sorted(str(known) for known in dtypes)),
-                )
-            )
+            here = place.at(f"dtype_configs[{index}]").at(role)
+            yield here.find(severity, "engine-dtype", f"the engine has no {dtype}", fix)
 
 
 def _missing(config: DTypeConfig, dtypes: frozenset[torch.dtype]) -> list[tuple[str, torch.dtype]]:
-    given = [(role, getattr(config, role)) for role in ROLES]
-    return [
-        (role, dtype)
-        for role, dtype in given
-        if dtype is not None
-        and plain_dtype(dtype) not in dtypes
-        and not (role == "input_dtype" and _is_cast(config))
-    ]
+    asked = [role for role in ROLES if role != "input_dtype" or not _is_cast(config)]
+    given = [(role, getattr(config, role)) for role in asked]
+    return [(r, dtype) for r, dtype in given if dtype and plain_dtype(dtype) not in dtypes]
 
 
 def _is_cast(config: DTypeConfig) -> bool:

@@ -138,24 +138,35 @@ def _negated(condition: NotSo, use: _Use) -> _Answer:
         refusal = inner.refusal
         told = None if refusal is None else replace(refusal, admitted=str(condition))
         return _Answer(None, told, inner.facts)
-    if not inner.holds and not _names_one(condition.condition, use):
+    matching = _matching(condition, use)
+    if not (inner.holds if matching is None else matching):
         return _Answer(True, None, inner.facts)
     fix = ""
     if isinstance(condition.condition, Comparison) and condition.condition.relation in _EQUALITIES:
-        left = value_of(condition.condition.left, use.facts)
+        left = matching or value_of(condition.condition.left, use.facts)
         if not isinstance(left, Unknown) and len(left) > 0:
             fix = _nearest(condition.condition, left[0], (), use.with_parts(condition))
     return _Answer(False, Refusal(RULE, ", ".join(inner.facts), str(condition), fix), inner.facts)
 
 
-def _names_one(condition: Condition, use: _Use) -> bool:
-    """Whether a comparison of the operators around names one of several: ``not`` of it is for each."""
-    if not isinstance(condition, Comparison) or not _is_neighbour(condition):
-        return False
-    left, right = value_of(condition.left, use.facts), _right(condition, use.facts)
-    return not (isinstance(left, Unknown) or isinstance(right, Unknown)) and any(
-        name in right for name in left
-    )
+def _matching(condition: NotSo, use: _Use) -> list[Any] | None:
+    """The values for which what must hold for none does; of the operators around those that are named. None:
+    the condition is about all values together."""
+    parts = [part for part in conjuncts(condition.condition) if isinstance(part, Comparison)]
+    of_each = condition.each and len(parts) == len(conjuncts(condition.condition))
+    if not of_each and not (len(parts) == 1 and _is_neighbour(parts[0])):
+        return None
+    found: list[Any] = []
+    for index, part in enumerate(parts):
+        left, right = value_of(part.left, use.facts), _right(part, use.facts)
+        if isinstance(left, Unknown) or isinstance(right, Unknown):
+            return None
+        values = _compared_values(left, right)
+        together = part.relation == "one_of" or len(right) != len(values)
+        bounds = [right] * len(values) if together else [(bound,) for bound in right]
+        holding = [v for v, b in zip(values, bounds, strict=True) if _holds(part, (v,), b)]
+        found = [v for v in found if v in holding] if index else holding
+    return found
 
 
 def _is_neighbour(comparison: Comparison) -> bool:

@@ -40,8 +40,11 @@ def test_a_condition_is_taken_as_it_is() -> None:
     assert hash(condition) == hash(condition_from({"batch": {"equals": 1}}))
 
 
-def test_not_inside_of_a_comparison_is_not_outside() -> None:
-    assert condition_from({"padding": {"not": 0}}) == condition_from({"not": {"padding": 0}})
+def test_not_inside_of_a_comparison_is_of_each_value() -> None:
+    each, whole = {"padding": {"not": 0}}, {"not": {"padding": 0}}
+    assert condition_from(each) != condition_from(whole)
+    assert condition_data(condition_from(each)) == each
+    assert condition_data(condition_from(whole)) == whole
 
 
 def test_powers_of_two_are_numbers() -> None:

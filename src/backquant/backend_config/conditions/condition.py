@@ -82,9 +82,10 @@ class AnyOf:
 
 @dataclass(frozen=True)
 class NotSo:
-    """This does not hold."""
+    """This does not hold; ``each``, of comparisons of one quantity: for none of its values."""
 
     condition: Condition
+    each: bool = False
 
     def __str__(self) -> str:
         return f"not ({self.condition})"
@@ -110,8 +111,9 @@ def condition_from(data: Any) -> Condition | None:
     """The condition that a mapping writes; ``None`` for ``None`` and for an empty one.
 
     A key is a quantity or an expression, its value a number or word (equal to it), a list (one of these),
-    or a mapping of ``min``, ``max``, ``equals``, ``multiple_of``, ``one_of`` and ``not``. The keys
-    ``all``, ``any`` (lists of mappings) and ``not`` (one) join conditions. All of a mapping must hold.
+    or a mapping of ``min``, ``max``, ``equals``, ``multiple_of``, ``one_of`` and ``not`` (of each value). The
+    keys ``all``, ``any`` (lists of mappings) and ``not`` (one, as a whole) join conditions. All of a mapping
+    must hold.
 
     Raises ``SpecError`` with the place for anything else.
 
@@ -184,7 +186,7 @@ def _comparisons(key: str, value: Any) -> Iterator[Condition]:
     for name, item in value.items():
         with within(str(name)):
             if name == "not":
-                yield NotSo(_all_of(list(_comparisons(key, item))))
+                yield NotSo(_all_of(list(_comparisons(key, item))), each=True)
             elif name in RELATIONS:
                 yield Comparison(left, name, _right(left, name, item))
             else:
@@ -255,7 +257,7 @@ def condition_data(condition: Condition) -> dict[str, Any]:
 
 def _can_merge(one: Any, two: Any) -> bool:
     both = isinstance(one, dict) and isinstance(two, dict)
-    return both and not set(one) & set(two) and set(two) <= set(RELATIONS)
+    return both and not set(one) & set(two) and set(two) <= {*RELATIONS, "not"}
 
 
 def _shortened(mapping: dict[str, Any]) -> dict[str, Any]:
@@ -289,7 +291,9 @@ def _entry_of(condition: Condition) -> tuple[str, Any]:
     if isinstance(condition, AnyOf):
         return "any", [condition_data(part) for part in condition.conditions]
     if isinstance(condition, NotSo):
-        return "not", condition_data(condition.condition)
+        inside = condition_data(condition.condition)
+        [(key, test), *_] = inside.items()
+        return (key, {"not": test}) if condition.each else ("not", inside)
     return "all", [condition_data(part) for part in condition.conditions]
 
 

@@ -139,16 +139,11 @@ class _Reader:
     def wrong(self) -> SpecError:
         return SpecError(f"{self.text!r} is no expression", where=self.text, fix=_EXAMPLE)
 
-    def sum(self) -> Expression:
-        left = self.product()
-        while self.next in ("+", "-"):
-            left = Apply(self.take(), (left, self.product()))
-        return left
-
-    def product(self) -> Expression:
+    def sum(self, strength: int = 1) -> Expression:
+        """What signs of at least this strength join."""
         left = self.signed()
-        while self.next in ("*", "/"):
-            left = Apply(self.take(), (left, self.signed()))
+        while (own := _STRENGTH.get(self.next, 0)) >= strength:
+            left = Apply(self.take(), (left, self.sum(own + 1)))
         return left
 
     def signed(self) -> Expression:
@@ -164,28 +159,24 @@ class _Reader:
         if not self.has("**"):
             return base
         exponent = self.signed()
-        if base == Number(2) and isinstance(exponent, Number) and type(exponent.value) is int:
-            power = exponent.value
-            if abs(power) <= _LARGEST_POWER:
-                return Number(2**power if power >= 0 else 2.0**power)
-        raise self.no_quantity()
+        power = exponent.value if isinstance(exponent, Number) else None
+        if base != Number(2) or type(power) is not int or abs(power) > _LARGEST_POWER:
+            raise self.no_quantity()
+        return Number(2**power if power >= 0 else 2.0**power)
 
     def no_quantity(self) -> SpecError:
-        return SpecError(
-            f"{self.text!r} is no expression of quantities", where=self.text, fix=_EXAMPLE
-        )
+        what = f"{self.text!r} is no expression of quantities"
+        return SpecError(what, where=self.text, fix=_EXAMPLE)
 
     def item(self) -> Expression:
         of = self.value()
         while self.has("["):
             start = None if self.next == ":" else self.whole()
-            stop, whole = None, self.has(":")
-            if whole and self.next not in ("]", ":"):
-                stop = self.whole()
+            whole = self.has(":")
+            stop = self.whole() if whole and self.next not in ("]", ":") else None
             if self.next == ":":
-                raise SpecError(
-                    "a step between items is not supported", where=self.text, fix="dims[1:]"
-                )
+                what = "a step between items is not supported"
+                raise SpecError(what, where=self.text, fix="dims[1:]")
             self.needs("]")
             of = Item(of, start, stop, whole=whole)
         return of
