@@ -14,7 +14,7 @@ from backquant.backend_config import (
     get_backend_config,
 )
 from backquant.cli.models import findings
-from backquant.match.satisfiable import unsatisfiable
+from backquant.match.satisfiable import left_float_by_default, unsatisfiable
 
 
 def found(config: DTypeConfig) -> list[str]:
@@ -80,3 +80,24 @@ def test_a_file_is_told_with_its_line(tmp_path) -> None:
     )
     [finding] = [f for f in findings(str(path)) if f.rule == "unsatisfiable"]
     assert finding.place.endswith("b.yaml:5: entries[0].dtype_configs[0].output_dtype (torch.add)")
+
+
+@pytest.mark.parametrize("name", list_backends())
+def test_the_default_request_reaches_every_operator(name: str) -> None:
+    found = [finding.place for finding in left_float_by_default(get_backend_config(name))]
+    #: the defaults of PyTorch's description name nn.Embedding alone
+    known = {"executorch": ["torch.nn.functional.embedding"]}.get(name, [])
+    assert [place.split("(")[1].rstrip(")") for place in found] == known
+
+
+def test_what_the_default_request_leaves_in_float() -> None:
+    int8, int16 = DTypeConfig(torch.qint8, torch.qint8), DTypeConfig(torch.int16, torch.int16)
+    entries = [
+        BackendPatternConfig(torch.add).add_dtype_config(int8),
+        BackendPatternConfig(torch.mul).add_dtype_config(int16),
+        BackendPatternConfig(torch.sub).add_dtype_config(int16).add_dtype_config(int8),
+    ]
+    [finding] = left_float_by_default(BackendConfig("b").set_backend_pattern_configs(entries))
+    assert (finding.severity, finding.place) == ("note", "entry 1 (torch.mul)")
+    assert "input qint8" in finding.message
+    assert "int16" in finding.message

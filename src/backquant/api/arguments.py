@@ -34,7 +34,7 @@ from backquant.graph.export import ExportedModel, load_exported
 from backquant.identifiers import identifiers
 from backquant.lower.engine import engine_info, list_engines
 from backquant.match import CustomMatching
-from backquant.match.satisfiable import never_matched, unsatisfiable
+from backquant.match.satisfiable import left_float_by_default, never_matched, unsatisfiable
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 from backquant.observe.protocol import is_observer_or_fake_quantize
 from backquant.pipeline.plan import named_by
@@ -206,8 +206,10 @@ def description_findings(config: BackendConfig) -> list[Finding]:
         for finding in known
         if finding.severity == "error"
     }
-    more = (f for f in unsatisfiable(config) if (f.entry, _CONFIG.sub(r"\1", f.field)) not in wrong)
-    return [*known, *never_matched(config), *more, *lacking]
+    more = [f for f in unsatisfiable(config) if (f.entry, _CONFIG.sub(r"\1", f.field)) not in wrong]
+    errors = {entry for entry, _ in wrong} | {finding.entry for finding in more}
+    floats = (f for f in left_float_by_default(config) if f.entry not in errors)
+    return [*known, *never_matched(config), *more, *floats, *lacking]
 
 
 def file_findings(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> list[Finding]:

@@ -1,4 +1,5 @@
-"""Find dtype configs of a backend that no QConfig can satisfy.
+"""Find dtype configs of a backend that no QConfig can satisfy, and operators that the default request leaves
+in float.
 
 For each dtype config a QConfig is made from its own constraints and checked against it. The dtype config is
 ``unsatisfiable`` where no observer gives the dtype, where its constraints refuse the very observer that they
@@ -29,7 +30,7 @@ from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import NormalPattern, part_of
 from backquant.backend_config.validate import Finding, generalizes
 from backquant.dtypes import Granularity, dtype_name, find_dtype, is_quantized
-from backquant.errors import BackquantError, CaptureError
+from backquant.errors import BackquantError, CaptureError, ConfigError
 from backquant.graph import Captured, capture
 from backquant.graph.arguments import argument_counts
 from backquant.match.decide import make_plan
@@ -39,7 +40,8 @@ from backquant.match.roles import sums_axis
 from backquant.match.rules import QConfigReader
 from backquant.match.verdict import QConfigRequest, Roles, judge
 from backquant.operators import find
-from backquant.qconfig import QConfig, QConfigMapping
+from backquant.qconfig import QConfig, QConfigMapping, get_default_qconfig_mapping
+from backquant.reason_codes import ReasonCode
 
 
 def unsatisfiable(backend: BackendConfig) -> list[Finding]:
@@ -63,6 +65,34 @@ def unsatisfiable(backend: BackendConfig) -> list[Finding]:
                 here = place.at(why.field) if why.field else place
                 message = f"no request satisfies it: {why.text}"
                 found.append(here.find("error", "unsatisfiable", message, why.fix))
+    return found
+
+
+def left_float_by_default(backend: BackendConfig) -> list[Finding]:
+    """A note for each operator that the mapping of who asks for nothing leaves in float, by its dtypes.
+
+    >>> from backquant.backend_config import BackendDefaults, QuantDefault
+    >>> int8, int16 = (DTypeConfig(dtype, dtype) for dtype in (torch.qint8, torch.int16))
+    >>> entries = [BackendPatternConfig(op) for op in (torch.add, torch.mul)]
+    >>> entries = [e.add_dtype_config(c) for e, c in zip(entries, (int8, int16))]
+    >>> defaults = BackendDefaults(QuantDefault("minmax", torch.qint8), QuantDefault("noop"))
+    >>> mine = BackendConfig("b").set_backend_pattern_configs(entries).set_defaults(defaults)
+    >>> [(finding.entry, finding.rule) for finding in left_float_by_default(mine)]
+    [(1, 'float-by-default')]
+    """
+    try:
+        mapping = get_default_qconfig_mapping(backend)
+    except ConfigError:  # nothing is quantized by default
+        return []
+    found: list[Finding] = []
+    for index, (pattern, entry) in enumerate(backend.shared_entries.items()):
+        alone = BackendConfig(backend.name).set_defaults(backend.defaults)
+        floats = _tried(entry, entry.dtype_configs, alone, mapping) if entry.dtype_configs else []
+        reasons = (reason for each in floats for reason in each.reasons[-1:])
+        for reason in (each for each in reasons if each.rule in _OF_REQUESTS):
+            message = f"the default request leaves it in float: {reason.asked}; admitted is {reason.admitted}"
+            fix = "defaults: {overrides: [{operators: …}]} with what is admitted, or nothing to do"
+            found.append(Place(index, str(pattern)).find("note", "float-by-default", message, fix))
     return found
 
 
@@ -218,27 +248,49 @@ def _request(config: DTypeConfig, roles: Roles) -> QConfigRequest:
 
 _WITH_WEIGHTS = ("recurrent", "embedding", "attention")
 _GROUPS = ("per_group", "per_block")
+_OF_REQUESTS = frozenset(
+    {
+        *(ReasonCode.DTYPE, ReasonCode.DTYPE_TOKEN, ReasonCode.DYNAMIC, ReasonCode.QUANT_RANGE),
+        *(ReasonCode.SCALE_MIN, ReasonCode.FIXED_QPARAMS, ReasonCode.SYMMETRIC),
+        *(ReasonCode.GRANULARITY, ReasonCode.CH_AXIS, ReasonCode.NO_OBSERVER),
+    }
+)
 
 
 def plan_refusal(entry: BackendPatternConfig, config: DTypeConfig, asked: QConfig) -> str:
     """Why the plan leaves the operator of ``entry`` in float; empty where it does not."""
-    pattern = entry.normal_pattern
-    contradiction = _contradiction(entry, config) if pattern.size == 1 else ""
+    contradiction = _contradiction(entry, config) if entry.normal_pattern.size == 1 else ""
     if contradiction:
         return contradiction
-    demands = (config.weight_dtype_with_constraints, config.input_dtype_with_constraints)
+    mapping = QConfigMapping().set_global(asked)
+    floats = _tried(entry, [config], BackendConfig("tried"), mapping)
+    return next(filter(None, map(_said, floats)), "")
+
+
+def _tried(
+    entry: BackendPatternConfig,
+    configs: Sequence[DTypeConfig],
+    backend: BackendConfig,
+    mapping: QConfigMapping,
+) -> list[Decision]:
+    """What the plan leaves in float of the operator of ``entry``, the only one that ``backend`` then has."""
+    pattern = entry.normal_pattern
+    demands = [
+        d
+        for c in configs
+        for d in (c.weight_dtype_with_constraints, c.input_dtype_with_constraints)
+    ]
     grouped = any((demand.granularity or "").startswith(_GROUPS) for demand in demands)
     captured = _example(pattern.anchor.op) if pattern.size == 1 else None
     if captured is None or grouped:
-        return ""
+        return []
     alone = copy.copy(entry)
     alone.where = None
-    alone.set_dtype_configs([config])
-    backend = BackendConfig("tried").set_backend_pattern_config(alone)
-    mapping = QConfigMapping().set_global(asked)
+    alone.set_dtype_configs(map(unconditional, configs))
+    backend.set_backend_pattern_config(alone)
     plan = make_plan(captured.module, captured.scopes, backend, mapping)
     decisions = [plan.decisions[match.anchor] for match in plan.matches]
-    return next(filter(None, (_said(each) for each in decisions if not each.quantized)), "")
+    return [each for each in decisions if not each.quantized]
 
 
 def _contradiction(entry: BackendPatternConfig, config: DTypeConfig) -> str:
