@@ -8,9 +8,11 @@ from torch import nn
 
 from backquant import BackendConfig, list_backends
 from backquant.backend_config import (
+    BackendDefaults,
     BackendPatternConfig,
     DTypeConfig,
     DTypeWithConstraints,
+    QuantDefault,
     get_backend_config,
 )
 from backquant.cli.models import findings
@@ -97,7 +99,8 @@ def test_what_the_default_request_leaves_in_float() -> None:
         BackendPatternConfig(torch.mul).add_dtype_config(int16),
         BackendPatternConfig(torch.sub).add_dtype_config(int16).add_dtype_config(int8),
     ]
-    [finding] = left_float_by_default(BackendConfig("b").set_backend_pattern_configs(entries))
+    defaults = BackendDefaults(QuantDefault("minmax", dtype=torch.qint8), QuantDefault("noop"))
+    backend = BackendConfig("b").set_backend_pattern_configs(entries).set_defaults(defaults)
+    [finding] = left_float_by_default(backend)
     assert (finding.severity, finding.place) == ("note", "entry 1 (torch.mul)")
-    assert "input qint8" in finding.message
-    assert "int16" in finding.message
+    assert finding.message.endswith(": activation qint8 [-128, 127]; admitted is activation int16")

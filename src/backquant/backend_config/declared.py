@@ -279,9 +279,22 @@ def phrases(described: Any) -> list[str]:
     return [text for text in said if text]
 
 
-# Fields that had another name in earlier versions: it is still taken, with a ``DeprecationWarning``.
-
 Class = TypeVar("Class", bound=type)
+
+
+def documented(cls: Class) -> Class:
+    """A decorator of classes: what their fields say of themselves stands in their docstrings, too.
+
+    >>> from backquant.backend_config import QDQRules
+    >>> QDQRules.__doc__.splitlines()[-1].split(":")[0].strip()
+    '* ``columns``'
+    """
+    said = "\n".join(f"* ``{field.name}``: {field.words}" for field in declared(cls) if field.words)
+    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nFields:\n\n{said}"
+    return cls
+
+
+# Fields that had another name in earlier versions: it is still taken, with a ``DeprecationWarning``.
 
 
 def earlier_names(cls: Class) -> Class:

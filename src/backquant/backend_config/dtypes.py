@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from backquant.backend_config.checks import dtype_fix, renamed, within
-from backquant.backend_config.declared import OURS, Phrase, Record
+from backquant.backend_config.declared import OURS, Phrase, Record, documented
 from backquant.backend_config.import_paths import Resolver
 from backquant.backend_config.kinds import (
     Conditional,
@@ -31,26 +31,10 @@ from backquant.errors import SpecError
 Ratio = Literal["power_of_two"] | tuple[float | None, float | None]
 
 
+@documented
 @dataclass(repr=False)
 class DTypeWithConstraints(Record):
     """A dtype with the constraints that a backend puts on values quantized to it. ``None``: no constraint.
-
-    * ``quant_min_lower_bound``, ``quant_max_upper_bound``: the requested quantized range must lie
-      within; each bound is enforced on its own.
-    * ``scale_min_lower_bound``, ``scale_max_upper_bound``: limits of the scale.
-    * ``scale_exact_match``, ``zero_point_exact_match``: fixed quantization parameters. With a fixed zero
-      point alone, the scale is chosen so that the range around it holds what was measured.
-    * ``symmetric``: True demands a symmetric scheme (zero point fixed at the middle of the range),
-      False an affine one.
-    * ``granularity``: which values share a scale (``backquant.dtypes.Granularity``): ``"per_tensor"``,
-      ``"per_group(size=128)"``, …; None: per tensor or per channel. ``ch_axis``: the channel axis.
-    * ``power_of_two_scale``: if True, a measured scale is raised to the next power of two.
-    * ``scales``: the scales that the hardware has; a measured scale is raised to the next of them.
-    * ``scale_range``: smallest and largest scale, either may be None; a measured scale outside is moved to
-      the nearer end (where ``scale_min_lower_bound`` would refuse it).
-    * ``scale_dtype``: how scales are stored. ``torch.float8_e8m0fnu``: as powers of two by the rule of OCP's
-      MX formats; ``torch.float8_e4m3fn``: rounded to it, beside one float32 scale for the tensor (NVFP4);
-      ``torch.float16``, ``torch.bfloat16``: rounded to it.
 
     The first seven fields are those of PyTorch 2.x. Raises ``SpecError`` for another kind of value.
 
@@ -60,25 +44,42 @@ scale_min_lower_bound=2**-12)
     """
 
     dtype: torch.dtype | None = None
-    quant_min_lower_bound: int | float | None = None
-    quant_max_upper_bound: int | float | None = None
+    quant_min_lower_bound: Annotated[
+        int | float | None, "The requested range must not begin below; enforced on its own."
+    ] = None
+    quant_max_upper_bound: Annotated[
+        int | float | None, "The requested range must not end above; enforced on its own."
+    ] = None
     scale_min_lower_bound: Annotated[int | float | None, Phrase("scale ≥ {}")] = None
     scale_max_upper_bound: Annotated[int | float | None, Phrase("scale ≤ {}")] = None
     scale_exact_match: Annotated[float | None, Phrase("scale = {}")] = None
     zero_point_exact_match: Annotated[
-        int | None, "Alone, with scales that are measured around it.", Phrase("zero point = {}")
+        int | None,
+        "Alone, the scale is chosen so that the range around it holds what was measured.",
+        Phrase("zero point = {}"),
     ] = None
     symmetric: Annotated[
         bool | None,
         OURS,
-        "true: symmetric only; false: affine only.",
+        "true: a symmetric scheme only (zero point in the middle of the range); false: affine only.",
         Phrase("symmetric", "affine"),
     ] = None
-    granularity: Annotated[str | None, OURS, SharedBy(), Phrase("{}")] = None
+    granularity: Annotated[
+        str | None,
+        OURS,
+        SharedBy(),
+        "Which values share a scale; without it: those of a tensor, or of a channel.",
+        Phrase("{}"),
+    ] = None
     ch_axis: Annotated[
         int | None, OURS, "The channel axis when per_channel.", Phrase("channels on axis {}")
     ] = None
-    power_of_two_scale: Annotated[bool | None, OURS, Phrase("power-of-two scale")] = None
+    power_of_two_scale: Annotated[
+        bool | None,
+        OURS,
+        "A measured scale is raised to the next power of two.",
+        Phrase("power-of-two scale"),
+    ] = None
     scales: Annotated[
         tuple[float, ...] | None,
         OURS,
@@ -90,13 +91,14 @@ scale_min_lower_bound=2**-12)
         tuple[float | None, float | None] | None,
         OURS,
         Numbers(ends=True),
-        "Smallest and largest scale; what is measured is moved into it.",
+        "Smallest and largest scale; what is measured is moved into it, where bounds would refuse it.",
         Phrase("scale {}"),
     ] = None
     scale_dtype: Annotated[
         torch.dtype | None,
         OURS,
-        "What scales are stored in: float8_e8m0fnu (MX), float8_e4m3fn (NVFP4), float16, bfloat16.",
+        "What scales are stored in: float8_e8m0fnu (powers of two by the rule of OCP's MX formats), "
+        "float8_e4m3fn (beside one float32 scale for the tensor: NVFP4), float16 or bfloat16 (rounded).",
         Phrase("scales in {}"),
     ] = None
 
@@ -202,6 +204,7 @@ class Tolerance(Record):
         return f"{self.steps:g} step{'' if self.steps == 1 else 's'}: {self.reason}"
 
 
+@documented
 @dataclass(repr=False)
 class DTypeConfig(Record):
     """One combination of dtypes that a pattern admits.
@@ -212,27 +215,8 @@ class DTypeConfig(Record):
     ``input_dtype``, ``output_dtype`` and ``weight_dtype`` are a ``torch.dtype``, a
     ``DTypeWithConstraints``, or None (not constrained).
 
-    Fields that PyTorch has not:
-
-    * ``bias_scale``: the bias is quantized, with the scale ``"input_times_weight"`` or that of the
-      ``"output"``.
-    * ``rounding``: how results are rounded: ``"half_even"``, ``"half_up"``, ``"half_away"``.
-    * ``requantization``: the arithmetic that turns sums into results; see
-      ``backquant.dtypes.arithmetic``.
-    * ``requantization_ratio``: input scale × weight scale / output scale must be a ``"power_of_two"``, or lie
-      between two numbers (None: no bound). Scales are chosen accordingly.
-    * ``bias_step_upper_bound``: input scale × weight scale / output scale may be no more than that where the
-      bias is not 0: the hardware rounds it to whole products. Judged after calibration.
-    * ``table_entries``: the size of the hardware's lookup table for a function of one value (sigmoid, the
-      exponential of softmax), between whose entries it interpolates
-      (``backquant.dtypes.interpolated_table``). None: one entry for each integer.
-    * ``tolerance``: how far an engine's results may be from the integer reference (``Tolerance``, or its
-      mapping); None: not at all. Only ``backquant.conform`` reads it.
-    * ``where``: conditions on the operator, such as ``{"groups": 1}``; see
-      ``BackendPatternConfig.set_where``.
-
-    The reference model follows all of these but ``table_entries``: it computes the function itself; the
-    integer reference has the table.
+    PyTorch's class has the first five fields. The reference model follows all but ``table_entries``: it
+    computes the function itself; the integer reference has the table.
 
     Raises ``SpecError`` for values of another kind.
 
@@ -251,7 +235,10 @@ bias_dtype=torch.float32)
     is_dynamic: Annotated[bool | None, Phrase("dynamic", "not dynamic")] = None
     _: KW_ONLY
     bias_scale: Annotated[
-        Literal["input_times_weight", "output"] | None, OURS, Phrase("bias scale = {}")
+        Literal["input_times_weight", "output"] | None,
+        OURS,
+        "The bias is quantized, with this scale.",
+        Phrase("bias scale = {}"),
     ] = None
     rounding: Annotated[
         Literal["half_even", "half_up", "half_away"] | None,
@@ -262,33 +249,34 @@ bias_dtype=torch.float32)
     requantization: Annotated[
         Literal["float", "fixed_point", "fixed_point_twice", "fixed_point_16", "shift"] | None,
         OURS,
-        "By which arithmetic sums become results.",
+        "By which arithmetic sums become results; see backquant.dtypes.arithmetic.",
         Phrase("requantized by {}"),
     ] = None
     table_entries: Annotated[
         int | None,
         OURS,
         Number(whole=True, least=2),
-        "Of the hardware's table of a function of one value: it interpolates.",
+        "Of the hardware's table of a function of one value: it interpolates; without it: one per integer.",
         Phrase("from a table of {}"),
     ] = None
     tolerance: Annotated[
         Tolerance | None,
         OURS,
-        "How far results may be from the integer reference; without it: not at all.",
+        "How far results may be from the integer reference; without it: not at all. conform reads it.",
         Phrase("off by {value.steps:g} at most"),
     ] = None
     requantization_ratio: Annotated[
         Ratio | None,
         OURS,
         WordOrEnds("power_of_two"),
-        "What input scale × weight scale / output scale may be.",
+        "What input scale × weight scale / output scale may be; scales are chosen accordingly.",
         Phrase("input × weight / output scale {}"),
     ] = None
     bias_step_upper_bound: Annotated[
         int | float | None,
         OURS,
-        "What input scale × weight scale / output scale may be at most beside a bias.",
+        "What input scale × weight scale / output scale may be at most beside a bias, which the hardware "
+        "rounds to whole products; judged after calibration.",
         Phrase("bias step ≤ {}"),
     ] = None
     where: Annotated[
