@@ -197,7 +197,8 @@ _CONFIG = re.compile(r"(dtype_configs\[\d+\]).*")
 
 def description_findings(config: BackendConfig) -> list[Finding]:
     """Everything there is to say about a description, what only its engine knows included; that no request
-    satisfies a dtype config is said where nothing else is wrong in it.
+    satisfies a dtype config is said where nothing else is wrong in it, what the default request leaves in
+    float where no error is left.
     """
     engine, lacking = _engine(config)
     known = config.validate(engine)
@@ -207,9 +208,9 @@ def description_findings(config: BackendConfig) -> list[Finding]:
         if finding.severity == "error"
     }
     more = [f for f in unsatisfiable(config) if (f.entry, _CONFIG.sub(r"\1", f.field)) not in wrong]
-    errors = {entry for entry, _ in wrong} | {finding.entry for finding in more}
-    floats = (f for f in left_float_by_default(config) if f.entry not in errors)
-    return [*known, *never_matched(config), *more, *floats, *lacking]
+    never = never_matched(config)
+    floats = [] if wrong or more or never else left_float_by_default(config)
+    return [*known, *never, *more, *floats, *lacking]
 
 
 def file_findings(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> list[Finding]:

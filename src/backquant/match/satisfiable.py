@@ -30,7 +30,7 @@ from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import NormalPattern, part_of
 from backquant.backend_config.validate import Finding, generalizes
 from backquant.dtypes import Granularity, dtype_name, find_dtype, is_quantized
-from backquant.errors import BackquantError, CaptureError, ConfigError
+from backquant.errors import BackquantError, CaptureError, ConfigError, SpecError
 from backquant.graph import Captured, capture
 from backquant.graph.arguments import argument_counts
 from backquant.match.decide import make_plan
@@ -82,7 +82,7 @@ def left_float_by_default(backend: BackendConfig) -> list[Finding]:
     """
     try:
         mapping = get_default_qconfig_mapping(backend)
-    except ConfigError:  # nothing is quantized by default
+    except (ConfigError, SpecError):  # there is no default
         return []
     found: list[Finding] = []
     for index, (pattern, entry) in enumerate(backend.shared_entries.items()):
