@@ -135,12 +135,14 @@ def diff(first: Description, second: Description) -> BackendDiff:
     entries: list[EntryChange] = []
     for pattern, entry in mine.items():
         if pattern not in theirs:
-            entries.append(EntryChange(describe_entry(entry), "removed", _all_fields(entry, -1)))
+            removed = tuple(_beside_pattern(entry, _UNSET))
+            entries.append(EntryChange(describe_entry(entry), "removed", removed))
         elif changes := tuple(_entry_changes(entry, theirs[pattern])):
             entries.append(EntryChange(describe_entry(entry), "changed", changes))
     for pattern, entry in theirs.items():
         if pattern not in mine:
-            entries.append(EntryChange(describe_entry(entry), "added", _all_fields(entry, 1)))
+            added = tuple(_beside_pattern(_UNSET, entry))
+            entries.append(EntryChange(describe_entry(entry), "added", added))
     fields = (*_changes(first, second), *_order_changes(mine, theirs))
     return BackendDiff(first.name, second.name, fields, tuple(entries))
 
@@ -271,36 +273,26 @@ def _entry_changes(
         return
     if _spelling(before) != _spelling(after):
         yield FieldChange("pattern", _spelling(before), _spelling(after))
+    yield from _beside_pattern(before, after)
+
+
+_UNSET = BackendPatternConfig()
+
+
+def _beside_pattern(
+    before: BackendPatternConfig, after: BackendPatternConfig
+) -> Iterator[FieldChange]:
     yield from _dtype_changes(before.dtype_configs, after.dtype_configs)
-    for field in _beside_dtypes():
-        one, two = (getattr(entry, field.attribute) for entry in (before, after))
-        if one != two:
-            yield from _field_changes(field, one, two, field.name)
-
-
-def _beside_dtypes() -> Iterator[Declared]:
-    """The fields of an entry but its pattern and its dtype configs."""
     for field in declared(BackendPatternConfig):
-        if not isinstance(field.kind, (OnePattern, Several)):
-            yield field
+        one, two = (getattr(entry, field.attribute) for entry in (before, after))
+        if one != two and not isinstance(field.kind, (OnePattern, Several)):
+            yield from _field_changes(field, one, two, field.name)
 
 
 def _spelling(entry: BackendPatternConfig) -> str:
     if isinstance(entry.pattern, GraphPattern):
         return repr(entry.pattern)
     return "reversed form" if entry.pattern is None else "forward form"
-
-
-def _all_fields(entry: BackendPatternConfig, sign: int) -> tuple[FieldChange, ...]:
-    """Every field that is set, as removed (``sign`` -1) or added (1)."""
-    texts = [("dtype_configs", describe_dtype_config(config)) for config in entry.dtype_configs]
-    for field in _beside_dtypes():
-        texts.append((field.name, _text(field, getattr(entry, field.attribute), field.kind.words)))
-    return tuple(
-        FieldChange(name, text, "") if sign < 0 else FieldChange(name, "", text)
-        for name, text in texts
-        if text
-    )
 
 
 def _dtype_changes(before: list[DTypeConfig], after: list[DTypeConfig]) -> Iterator[FieldChange]:

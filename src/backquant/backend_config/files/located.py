@@ -208,9 +208,9 @@ def _events(text: str) -> Iterator[Any]:
     """The events of YAML text: of libyaml, and where it fails of the parser in Python, for its messages."""
     if yaml.__with_libyaml__:
         loader = yaml.CSafeLoader(text)
-        events = []
+        events: list[Any] = []
         try:
-            while loader.check_event():
+            while loader.check_event() and len(events) < 4 * MAX_VALUES:  # more are too many values
                 events.append(loader.get_event())
             return iter(events)
         except (yaml.YAMLError, ValueError):
@@ -305,6 +305,8 @@ class _YamlReader:
             if not isinstance(event, yaml.ScalarEvent):
                 raise fail(self.file, key_line, (), "a key must be a plain word")
             key = event.value
+            if event.anchor:
+                self.anchored[event.anchor] = Located(plain_scalar(key), key_line), 0, 0
             if key in values:
                 raise _twice(self.file, key, key_line, key_lines[key])
             key_lines[key] = key_line
