@@ -39,7 +39,6 @@ from backquant.api import save_parts as save_parts
 from backquant.api import search as search
 from backquant.api import sensitivity as sensitivity
 from backquant.api import weight_only_mapping as weight_only_mapping
-from backquant.artifact import load as load
 from backquant.artifact import save as save
 from backquant.backend_config import BackendConfig as BackendConfig
 from backquant.backend_config import BackendPatternConfig as BackendPatternConfig
@@ -95,6 +94,7 @@ from backquant.observe import disable_fake_quant as disable_fake_quant
 from backquant.observe import disable_observer as disable_observer
 from backquant.observe import enable_fake_quant as enable_fake_quant
 from backquant.observe import enable_observer as enable_observer
+from backquant.pipeline.loading import load as load
 from backquant.qconfig import ConvertCustomConfig as ConvertCustomConfig
 from backquant.qconfig import FuseCustomConfig as FuseCustomConfig
 from backquant.qconfig import PrepareCustomConfig as PrepareCustomConfig

@@ -37,7 +37,6 @@ from backquant.accuracy.twin import Twin
 from backquant.api.arguments import Model, opened_model, plain_model, with_known_names
 from backquant.api.exporting import export
 from backquant.api.flow import Flow, Options
-from backquant.artifact import load
 from backquant.backend_config.config import Backend
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.batches import check_set, check_some, first_batch, inputs_of, kept_set
@@ -48,6 +47,7 @@ from backquant.deploy.target import is_exported
 from backquant.errors import UsageError
 from backquant.garbage import makes_graphs
 from backquant.identifiers import labelled_data
+from backquant.pipeline.loading import load
 from backquant.pipeline.plan import evaluation_copy
 from backquant.pipeline.recapture import float_graph_of
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping

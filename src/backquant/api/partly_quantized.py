@@ -24,7 +24,7 @@ from pydantic import (
 from torch import nn
 
 from backquant.api.arguments import given_model
-from backquant.artifact import load, save
+from backquant.artifact import save
 from backquant.errors import (
     ArtifactError,
     UsageError,
@@ -33,6 +33,7 @@ from backquant.graph import get_module, shallow_copy
 from backquant.graph.clone import own_in_place
 from backquant.graph.edit import set_module
 from backquant.json_text import read_json
+from backquant.pipeline.loading import load
 from backquant.pipeline.plan import evaluation_copy
 from backquant.report.document import percent
 from backquant.runtime import QuantizedModel

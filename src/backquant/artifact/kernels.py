@@ -371,10 +371,25 @@ def _lookup(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
 
 
 def _table(config: Any, tensors: Tensors) -> str:
-    table = tensors.get("table")
+    table, weight = tensors.get("table"), tensors.get("weight")
+    if weight is not None:
+        return _of_rows(config, weight, tensors)
     bytes_ = config.columns + 8 if config.bits == 8 else (config.columns + 1) // 2 + 4
     good = _is(table, (torch.uint8,), (2,)) and table.shape[1] == bytes_  # type: ignore[union-attr]
     return "" if good else _told("table", table)
+
+
+def _of_rows(config: Any, weight: torch.Tensor, tensors: Tensors) -> str:
+    """What a table is made of: integers of its bits, numbers of each row or of all."""
+    good = _is(weight, (torch.uint8,), (2,)) and weight.shape[1] == config.columns
+    if not good or int(weight.max()) >> config.bits:
+        return _told("weight", weight)
+    for name in ("weight_scale", "weight_zero_point"):
+        numbers = tensors.get(name)
+        good = _is(numbers, (torch.float32, torch.float64, torch.int64), (0, 1))
+        if not good or numbers.numel() not in (1, len(weight)) or not numbers.isfinite().all():  # type: ignore[union-attr]
+            return _told(name, numbers)
+    return ""
 
 
 def _lowbit(config: Any, tensors: Tensors) -> str:
@@ -395,7 +410,10 @@ def _lowbit(config: Any, tensors: Tensors) -> str:
 
 
 def _grouped_table(config: Any, tensors: Tensors) -> str:
-    table, scale = tensors.get("table"), tensors.get("scale")
+    table, scale, weight = (tensors.get(name) for name in ("table", "scale", "weight"))
+    if weight is not None:
+        good = _is(weight, (torch.int8,), (2,)) and weight.shape[1] == config.columns
+        return _grouped_grid(weight, tensors) if good else _told("weight", weight)
     packed = config.bits == 4
     width = config.columns // 2 if packed else config.columns
     good = _is(table, (torch.uint8 if packed else torch.int8,), (2,)) and not (
@@ -407,6 +425,16 @@ def _grouped_table(config: Any, tensors: Tensors) -> str:
     if not groups or config.columns % groups:
         return _told("scale", scale)
     return _grid("scale", (len(table), groups), tensors)  # type: ignore[arg-type]
+
+
+def _grouped_grid(weight: torch.Tensor, tensors: Tensors) -> str:
+    scale = tensors.get("weight_scale")
+    if scale is None or scale.dim() not in (1, 2):
+        return _told("weight_scale", scale)
+    groups = scale.shape[1:].numel()
+    if not groups or weight.shape[1] % groups:
+        return _told("weight_scale", scale)
+    return _grid("weight_scale", (len(weight), groups)[: scale.dim()], tensors)
 
 
 def _grid(name: str, shape: tuple[int, ...], tensors: Tensors) -> str:

@@ -8,6 +8,7 @@ Nothing is built, and no tensor read, before a manifest has passed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache, reduce
 from operator import or_
@@ -38,6 +39,9 @@ from backquant.report.model import Report
 # A value is a scalar, a list, or an object with one key, which says its kind.
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+#: What names of tensors begin with, and paths of modules that these come from.
+STEM = re.compile("[A-Za-z0-9_.]{0,1024}")
+Stem = Annotated[str, StringConstraints(pattern=f"^{STEM.pattern}$")]
 Path = Annotated[str, StringConstraints(pattern=r"^[^\s'\"\\]{1,1024}$")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
@@ -206,6 +210,15 @@ class Backend(_Model):
     unstored: str | None = None
 
 
+class Reference(_Model):
+    """The reference model of a lowered one, with the keys of its ``state_dict``: by quantize node the stem,
+    the number, the observed value, the value whose observer it uses, and whether the operator fixes it."""
+
+    model: Module
+    keys: dict[Name, tuple[Stem, int, str, str, bool]]
+    scopes: dict[Name, Stem]
+
+
 def _report() -> type[BaseModel]:
     """The report, with what is computed from it for other readers."""
     return create_model("Report", __base__=data_model(Report), coverage=(float | None, None))
@@ -234,6 +247,7 @@ def _manifest() -> TypeAdapter[Any]:
         "strides": dict[Name, list[_Size]],
     }
     required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
+    required["reference"] = (Reference | None, None)  # only where it is shown
     required["packed"] = (dict[Name, Packed], {})  # of files that were written before, none
     required["measured_outputs"] = (
         list[_Edge],
@@ -279,7 +293,8 @@ def check_manifest(text: str) -> dict[str, Any]:
         document: dict[str, Any] = read_json(text)
     except ValueError as error:
         raise ArtifactError(str(error), where="manifest") from None
-    check_references(document["model"], set(document["tensors"]))
+    for part in filter(None, (document["model"], document.get("reference", {}).get("model"))):
+        check_references(part, set(document["tensors"]))
     return document
 
 

@@ -35,7 +35,7 @@ from backquant.artifact.labels import (
 from backquant.errors import ArtifactError
 from backquant.graph import DeferredGraphModule, copied_graph, inline_call
 from backquant.graph.hooks import has_own_methods, removal_of
-from backquant.lower.kernels.configured import decode_config
+from backquant.lower.kernels.configured import KernelModule, decode_config
 
 # What a file may say about modules of ``torch.nn``: no attribute hides a method, and weights fit.
 #
@@ -270,7 +270,7 @@ class ModuleEncoder:
         entry["absent"] = [name for name, child in module._modules.items() if child is None]
         return {key: value for key, value in entry.items() if value not in ({}, [])}
 
-    def _values(self, module: nn.Module, values: dict[str, Any], path: str) -> dict[str, Any]:
+    def _values(self, module: nn.Module, values: Mapping[str, Any], path: str) -> dict[str, Any]:
         kind = type(module).__name__
         return {
             name: self._encoder.encode(value, f"{path}.{name} ({kind})".lstrip("."))
@@ -279,10 +279,12 @@ class ModuleEncoder:
 
     def _tables(self, module: nn.Module, path: str) -> dict[str, Any]:
         parameters = module._parameters.items()
+        is_kernel = isinstance(module, KernelModule)
+        buffers = module.stored_tensors() if is_kernel else module._buffers
         return {
             "parameters": self._values(module, dict(parameters), path),
             "frozen": [name for name, p in parameters if p is not None and not p.requires_grad],
-            "buffers": self._values(module, dict(module._buffers), path),
+            "buffers": self._values(module, buffers, path),
             "non_persistent": sorted(module._non_persistent_buffers_set),
         }
 
@@ -358,7 +360,7 @@ class ModuleDecoder:
         module = cls.from_artifact(config, tensors)
         assert isinstance(module, nn.Module)
         unread = set(tensors) - set(module._parameters) - set(module._buffers)
-        if unread and config_class is not None:
+        if unread and isinstance(module, KernelModule) and unread - set(module.stored_tensors()):
             raise ArtifactError(
                 f"{cls.__name__} has no tensor {labels.shown(min(unread))}",
                 where=path or "the model",

@@ -18,6 +18,7 @@ from backquant.artifact.functions import find_defined, is_within
 from backquant.artifact.json_values import Decoder, Encoder, torch_constant
 from backquant.artifact.manifest import check_manifest
 from backquant.artifact.modules import ModuleDecoder, ModuleEncoder
+from backquant.artifact.reference import decode_reference, encode_reference
 from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.backend_config import BackendConfig, files
 from backquant.dtypes import QParams
@@ -32,6 +33,7 @@ from backquant.qconfig import QConfigMapping
 from backquant.report.model import Report
 from backquant.report.recorded import StoredReport
 from backquant.runtime import LoweredRecord, QuantizedModel
+from backquant.runtime.checkpointed import Origin
 from backquant.version import __version__
 
 
@@ -49,6 +51,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
 
     Raises:
         ArtifactError: the model holds something that cannot be stored (named), or no such folder.
+        UsageError: the model was changed by hand after it was quantized.
 
     >>> import tempfile
     >>> import backquant
@@ -73,6 +76,7 @@ def write_model(
     model: QuantizedModel, path: str | os.PathLike[str], writer: TensorWriter, allow: Sequence[str]
 ) -> None:
     """``save`` with a writer of its own."""
+    model.check_unedited("backquant.save")
     encoder = Encoder(writer.add, allow)
     report = model.report
     document = {
@@ -91,6 +95,8 @@ def write_model(
         "strides": writer.strides,
         "packed": writer.packed,
     }
+    if reference := encode_reference(model, encoder, writer):
+        document["reference"] = reference
     if measured := model.record.measured_outputs:
         document["measured_outputs"] = [[label, *_literals(q)] for label, q in measured.items()]
     if not model.check_finite:
@@ -122,20 +128,9 @@ def _literals(qparams: QParams) -> list[Any]:
 def load(
     path: str | os.PathLike[str], *, allow: Sequence[str] = (), verify: bool = True
 ) -> QuantizedModel:
-    """Read back what ``save`` wrote. The model's own code is not needed.
+    """``backquant.load``, but that the model cannot be lowered again, as ``load_state_dict`` does.
 
-    A file can make nothing run but tensor operators from a list: see ``backquant.artifact``.
-
-    Args:
-        path: the file.
-        allow: packages besides torch and backquant whose classes and functions the file may name.
-        verify: compare each tensor with its digest. Without it a very large file is mapped into memory and
-            read on use; it must then not change while the model lives.
-
-    Raises:
-        ArtifactError: no such file, another kind of file, a damaged one, one of a newer version, or one
-            that names something that is not allowed.
-        EngineError: the engine that the model was lowered to does not run here.
+    Raises what that raises.
     """
     document, tensors = read_file(path, verify=verify)
     with readable(path):
@@ -169,7 +164,10 @@ def _model(
         interface=_read_interface(document.get("interface"), decoder),
         report_of=None if report is None else StoredReport(Report.from_dict(report)),
     )
-    model = QuantizedModel(graph_module, record)
+    origin = None
+    if stored := document.get("reference"):
+        origin = Origin(decode_reference(stored, decoder, record), None)
+    model = QuantizedModel(graph_module, record, origin)
     model.check_finite = document.get("check_finite", True)
     return model
 

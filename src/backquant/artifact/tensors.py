@@ -97,6 +97,19 @@ class TensorWriter:
             self.strides[key] = strides
         return key
 
+    @property
+    def size(self) -> int:
+        """Bytes of what was added."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def drop_after(self, count: int) -> None:
+        """Forget what was added after the first ``count`` tensors."""
+        dropped = set([*self.tensors][count:])
+        for table in (self.tensors, self.strides, self.packed):
+            for key in dropped & table.keys():
+                del table[key]
+        self._keys = {identity: k for identity, k in self._keys.items() if k not in dropped}
+
 
 def _check_plain(tensor: torch.Tensor) -> None:
     kind = type(tensor)

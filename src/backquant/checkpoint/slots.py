@@ -145,8 +145,7 @@ class _Graph:
             path = str(value.target)
             own = (f"{path}.scale", f"{path}.zero_point")
             keys.insert(0 if _has_scale(self.module.get_submodule(path)) else 1, own)
-        site = self.state.sites[key.site]
-        yield from self._numbers(node, keys, _first(node), f"{self.owner}{site.group}")
+        yield from self._numbers(node, keys, _first(node), f"{self.owner}{key.group}")
 
     def _numbers(
         self, node: fx.Node, keys: list[tuple[str, str]], first: int, group: str

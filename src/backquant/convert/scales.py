@@ -271,7 +271,7 @@ def qparams_keys(work: Conversion, needed: frozenset[str]) -> dict[str, QParamsK
         if site is not None and work.qparams[site.group].scale is not None:
             stem = _buffer_prefix(work, site, node).replace(".", "_")
             fixed = is_fixed_qparams(get_module(work.module, site.name))
-            found[site.name] = QParamsKey(stem, numbers[stem], site.name, fixed)
+            found[site.name] = QParamsKey(stem, numbers[stem], site.name, site.group, fixed)
             numbers[stem] += 1
     return found
 

@@ -283,6 +283,7 @@ def reference_of(quantized: nn.Module, target: Target) -> Reference:
             fix="backquant.export(quantized.cpu(), ...)",
         )
     record = quantized.record
+    quantized.check_unedited("backquant.export")
     return Reference(quantized.graph_module, record, record.inputs, record.outputs)
 
 

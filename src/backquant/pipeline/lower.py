@@ -88,6 +88,16 @@ def quantized_model(
     return made
 
 
+def lowered_again(model: QuantizedModel) -> QuantizedModel:
+    """``model``, which a file gave, able to take over a checkpoint: that lowers it again."""
+    if model.origin is not None and model.engine is not None:
+        name = model.engine.name
+        other = None if model.backend_config.engine == name else name
+        again = partial(quantized_model, source=nn.Module(), engine_name=other)
+        model.origin = Origin(model.origin.reference, again)
+    return model
+
+
 def _interface(reference: fx.GraphModule) -> Interface | None:
     """That of an exported model; of a traced one what its output is made of, if it holds classes."""
     found, output = interface_of(reference), output_of(reference)

@@ -50,9 +50,21 @@ _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 class _Pickler(pickle.Pickler):
-    """Writes operators, and functions that a factory made (``F.max_pool2d``), by name."""
+    """Writes operators, and functions that a factory made (``F.max_pool2d``), by name; memory that tensors
+    share once."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self._bytes: dict[int, Any] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            storage = obj.untyped_storage()
+            held = self._bytes.get(storage.data_ptr())
+            if held is None:  # untyped ones cannot be loaded again
+                held = torch.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
+                self._bytes[storage.data_ptr()] = held
+            return _tensor, (held, obj.dtype, obj.storage_offset(), obj.shape, obj.stride())
         if isinstance(obj, FunctionType) and "<locals>" in obj.__qualname__:
             path = functional_name(obj)
             if path:
@@ -60,6 +72,17 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, _OPERATORS):
             return _operator, tuple(str(obj).split("."))
         return NotImplemented
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_strided = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_quantized
+    is_other = tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_nested
+    return bool(is_strided and not is_other and not vars(tensor) and tensor.numel())
+
+
+def _tensor(held: Any, dtype: torch.dtype, *place: Any) -> torch.Tensor:
+    made: torch.Tensor = torch.empty(0, dtype=dtype).set_(held._untyped_storage, *place)
+    return made
 
 
 def _functional(name: str) -> Any:
@@ -145,11 +168,13 @@ _OWN = frozenset({"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "s
 class QParamsKey(NamedTuple):
     """Where a ``state_dict`` has the qparams of a quantize node. ``stem`` and ``number``: those of PyTorch's
     buffers ``{stem}_scale_{number}`` and ``{stem}_zero_point_{number}``; ``site``: the observed value;
-    ``fixed``: they belong to the operator, and no checkpoint needs to have them."""
+    ``group``: the site whose observer it uses; ``fixed``: they belong to the operator, and no checkpoint
+    needs to have them."""
 
     stem: str
     number: int
     site: str
+    group: str
     fixed: bool = False
 
 

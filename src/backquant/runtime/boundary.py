@@ -4,7 +4,7 @@ share no memory with it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -72,10 +72,9 @@ def integer_arguments(
     qparams: Mapping[int, QParams],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    form: Callable[[Any, QParams, str], Any] = as_integers,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with quantized tensors and floats, by position, as the plain integers that ``graph``
-    reads; or in another ``form``.
+    reads.
 
     >>> graph = torch.fx.symbolic_trace(lambda x, y: x + y).graph
     >>> x = torch.quantize_per_tensor(torch.tensor([1.0]), 0.5, 3, torch.quint8)
@@ -86,21 +85,22 @@ def integer_arguments(
     found, named = list(args), dict(kwargs)
     for index, wanted in qparams.items():
         if index < len(found):
-            found[index] = form(found[index], wanted, names[index])
+            found[index] = as_integers(found[index], wanted, names[index])
         elif names[index] in named:
-            named[names[index]] = form(named[names[index]], wanted, names[index])
+            named[names[index]] = as_integers(named[names[index]], wanted, names[index])
     return tuple(found), named
 
 
-def as_quantized(value: Any, qparams: QParams, name: str = "") -> Any:
+def received(value: Any, name: str, *literals: Any) -> Any:
     """The inverse of ``as_integers``: plain integers, or floats, as one of PyTorch's quantized tensors.
 
     >>> integers = torch.tensor([5, 7], dtype=torch.uint8)
-    >>> as_quantized(integers, QParams(0.5, 3, 0, 255, torch.uint8)).dequantize()
+    >>> received(integers, "x", 0.5, 3, 0, 255, torch.uint8).dequantize()
     tensor([1., 2.])
     """
     if not isinstance(value, torch.Tensor) or value.is_quantized:
         return value
+    qparams = QParams(*literals)
     value = as_integers(value, qparams, name)
     return torch._make_per_tensor_quantized_tensor(value, *qparams.args)
 
@@ -113,6 +113,24 @@ def plain(value: Any) -> Any:
     """
     is_quantized = isinstance(value, torch.Tensor) and value.is_quantized
     return value.int_repr() if is_quantized else value
+
+
+def receive_plain(graph: Graph, inputs: Mapping[int, QParams | None]) -> None:
+    """Let ``graph``, of PyTorch's quantized tensors, take what the model takes that it shows.
+
+    >>> graph = fx.symbolic_trace(lambda x: x.relu()).graph
+    >>> receive_plain(graph, {0: QParams(0.5, 3, 0, 255, torch.uint8)})
+    >>> fx.GraphModule({}, graph)(torch.tensor([1, 5], dtype=torch.uint8)).int_repr()
+    tensor([3, 5], dtype=torch.uint8)
+    """
+    places = graph.find_nodes(op="placeholder")
+    for i, qparams in inputs.items():
+        if qparams is not None:
+            x = places[i]
+            with graph.inserting_after(places[-1]):
+                new = graph.call_function(received, (x, x.name, *qparams.literals))
+            x.replace_all_uses_with(new)
+            new.args = (x, *new.args[1:])
 
 
 # Checks of inputs before a model's first operator runs.

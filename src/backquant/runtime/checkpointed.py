@@ -19,10 +19,10 @@ from backquant.convert import ReferenceModel
 
 
 class Origin(NamedTuple):
-    """What a model was lowered from; ``lowered`` does so again."""
+    """What a model was lowered from; ``lowered`` does so again (``None``: nobody said how)."""
 
     reference: ReferenceModel
-    lowered: Callable[[ReferenceModel], nn.Module]
+    lowered: Callable[[ReferenceModel], nn.Module] | None
 
 
 class Checkpointed(nn.Module):
@@ -65,13 +65,13 @@ class Checkpointed(nn.Module):
 
         Raises UsageError for a ``state_dict`` of another model or backend, by key; nothing is loaded then.
         """
-        if self.origin is None:
+        if self.origin is None or self.origin.lowered is None:
             return super().load_state_dict(state_dict, strict, assign)
         loaded = self._loaded(state_dict, strict=strict)
         return _IncompatibleKeys(list(loaded.missing), list(loaded.unexpected))
 
     def _loaded(self, state_dict: Mapping[str, Any], *, strict: bool) -> Loaded:
-        assert self.origin is not None
+        assert self.origin is not None and self.origin.lowered is not None
         loaded = with_state_dict(self.origin.reference, state_dict, strict=strict)
         self._take_over(self.origin.lowered(loaded.reference))
         return loaded
@@ -80,7 +80,7 @@ class Checkpointed(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         """As a part of a larger model, whose ``load_state_dict`` goes from module to module."""
-        if self.origin is None:
+        if self.origin is None or self.origin.lowered is None:
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
             return
         own = {key: value for key, value in state_dict.items() if key.startswith(prefix)}

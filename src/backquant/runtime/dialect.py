@@ -38,20 +38,16 @@ from backquant.nn.quantized.composed import LSTM
 from backquant.nn.quantized.quantize_dequantize import QuantizeDequantize
 from backquant.nn.quantized.scaled import Scaled, limited
 from backquant.operators import moves_values
+from backquant.runtime.boundary import receive_plain
 from backquant.runtime.checkpointed import Origin
 from backquant.runtime.dialect_kernels import (
+    WHOLE,
     Layer,
-    ToFloats,
-    dynamic_call,
-    dynamic_layer,
+    call_of,
     dynamic_module,
-    embedding,
     kernels_by_node,
-    layer_to_floats,
+    layer_of,
     module_to_floats,
-    recurrent,
-    to_floats,
-    weight_to_floats,
 )
 from backquant.runtime.dialect_operators import (
     BINARY,
@@ -146,7 +142,10 @@ def shown_of(
     if origin is None or record.engine is None or record.engine.name not in _ENGINES:
         return None
     in_float = {reason.node for reason in record.left_in_float}
-    return in_torch_dialect(origin.reference, record.engine.name, in_float, lowered)
+    face = in_torch_dialect(origin.reference, record.engine.name, in_float, lowered)
+    if face is not None:
+        receive_plain(face.graph, record.inputs)
+    return face
 
 
 def in_torch_dialect(
@@ -276,45 +275,33 @@ class _Dialect:
         if kernel is None:
             return
         called = self._called(last)
-        shown = None
-        if called is not None:
-            shown = embedding(kernel, called) or recurrent(kernel, called)
-        if shown is not None:
-            x = dynamic_input(last.args[0]) if last.args else None
-            if x is not None:
-                last.args = (x.source, *last.args[1:])
-            self._put(last, shown)
+        if isinstance(kernel, WHOLE):
+            if called is not None:
+                x = dynamic_input(last.args[0]) if last.args else None
+                if x is not None:
+                    last.args = (x.source, *last.args[1:])
+                self._put(last, dynamic_module(kernel, called))
             return
-        is_relu = self._is_relu(last)
-        layer = dynamic_layer(last, kernel, is_relu)
+        layer = layer_of(last, kernel, self._is_relu(last))
         if layer is not None:
-            self._dynamic(last, layer)
-            return
-        found = layer_to_floats(last, kernel, is_relu)
-        if found is not None:
-            self._to_floats(last, found)
+            self._layer(last, layer)
 
-    def _dynamic(self, last: fx.Node, layer: Layer) -> None:
-        if layer.node.op == "call_module":
-            module = dynamic_module(layer.kernel, self._called(layer.node))
-            self._layer_by_kernel(last, layer.node, layer.source, module)
-            return
-        name, packed, rest = dynamic_call(layer.kernel)
-        function = getattr(torch.ops.quantized, name)
-        self._function_by_kernel(last, layer.node, function, (layer.source, packed, *rest))
-
-    def _to_floats(self, last: fx.Node, layer: ToFloats) -> None:
-        module = self._called(layer.node)
+    def _layer(self, last: fx.Node, layer: Layer) -> None:
+        module, is_relu = self._called(layer.node), self._is_relu(last)
         if module is None:
-            packed = weight_to_floats(layer.kernel)
-            self._function_by_kernel(last, layer.node, to_floats, (layer.source, packed))
+            function, packed, rest = call_of(layer.kernel)
+            self._function_by_kernel(last, layer.node, function, (layer.source, packed, *rest))
             return
-        kinds = _WITH_RELU if self._is_relu(last) else _WEIGHTED
-        if type(module) in kinds:
+        kinds = _WITH_RELU if is_relu else _WEIGHTED
+        if layer.is_dynamic:
+            made = dynamic_module(layer.kernel, module)
+        elif type(module) in kinds:
             made = module_to_floats(kinds[type(module)], module, layer.kernel)
-            if last is not layer.node and not self._is_relu(last):
-                made.followed_by = self._name_of(last)
-            self._layer_by_kernel(last, layer.node, layer.source, made)
+        else:
+            return
+        if last is not layer.node and not is_relu:
+            made.followed_by = self._name_of(last)
+        self._layer_by_kernel(last, layer.node, layer.source, made)
 
     def _layer_by_kernel(
         self, last: fx.Node, node: fx.Node, source: fx.Node, module: nn.Module

@@ -19,15 +19,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from backquant.lower.kernels.conv import OnednnConv
-from backquant.lower.kernels.embedding import (
-    EmbeddingConfig,
-    QuantizedEmbedding,
-    QuantizedEmbeddingBag,
-    rowwise_table,
-)
+from backquant.lower.kernels.embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.linear import OnednnLinear
-from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
+from backquant.lower.kernels.linear_dynamic import DynamicLinear
+from backquant.lower.kernels.lowbit import GroupedTable, LowbitLinear
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.recurrent import QuantizedCell, QuantizedRecurrent
 from backquant.lower.qdq import dynamic_input, is_dequantize, is_quantize
@@ -35,27 +31,32 @@ from backquant.nn.quantized import dynamic
 from backquant.nn.quantized.scaled import SIGNED, Weighted, moved
 from backquant.runtime.dialect_operators import PackedWeight
 
-_EMBEDDINGS: dict[type, type[dynamic.Embedding]] = {
-    QuantizedEmbedding: dynamic.Embedding,
-    QuantizedEmbeddingBag: dynamic.EmbeddingBag,
-}
-_RECURRENT = (QuantizedRecurrent, QuantizedCell)
+_TABLES = (QuantizedEmbedding, QuantizedEmbeddingBag)
+#: Kernels that stand for a module and nothing else.
+WHOLE = (*_TABLES, GroupedTable, QuantizedRecurrent, QuantizedCell)
+_LINEAR = (DynamicLinear, LowbitLinear)
 _TO_FLOATS = (OnednnLinear, OnednnConv)
 _TENSORS = ("weight_scale", "weight_zero_point")
 
 
 class Layer(NamedTuple):
-    """A layer that is quantized at each call: the node of the layer itself, what it reads, its kernel."""
+    """A layer that gives floats: the node of the layer itself, what it reads (floats, or the quantize node
+    of integers), its kernel."""
 
     node: fx.Node
     source: fx.Node
-    kernel: DynamicLinear
+    kernel: Any
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it reads floats."""
+        return isinstance(self.kernel, _LINEAR)
 
 
 def kernels_by_node(graph_module: fx.GraphModule) -> dict[str, nn.Module]:
     """The kernels between floats of a lowered model, and those from integers to floats, by the last node of
     the reference model that each computes."""
-    suffix, kinds = "_lowered", (DynamicLinear, *_EMBEDDINGS, *_RECURRENT, *_TO_FLOATS)
+    suffix, kinds = "_lowered", (*_LINEAR, *WHOLE, *_TO_FLOATS)
     paths = {path for path, module in graph_module.named_modules() if isinstance(module, kinds)}
     nodes = (node for node in graph_module.graph.nodes if node.target in paths) if paths else ()
     return {
@@ -65,109 +66,75 @@ def kernels_by_node(graph_module: fx.GraphModule) -> dict[str, nn.Module]:
     }
 
 
-def dynamic_layer(last: fx.Node, kernel: nn.Module | None, is_relu: bool) -> Layer | None:
-    """The layer whose last operator is ``last``; ``is_relu``: that is a ReLU of its own."""
-    if not isinstance(kernel, DynamicLinear) or kernel.config.post_op not in ("none", "relu"):
+def layer_of(last: fx.Node, kernel: Any, is_relu: bool) -> Layer | None:
+    """The layer whose last operator is ``last``, itself or a function that its kernel computes, too;
+    ``is_relu``: that is a ReLU of its own."""
+    is_dynamic = isinstance(kernel, _LINEAR)
+    if not is_dynamic and not kernel.config.out_dtype.is_floating_point:
         return None
-    node: Any = last.args[0] if is_relu else last
-    if node.op == "call_function" and node.target is not F.linear:
+    is_fused = is_relu or _post_op(kernel) not in ("none", "relu")
+    node: Any = last.args[0] if is_fused and last.args else last
+    argument: Any = node.args[0] if node.args else node.kwargs.get("input")
+    if is_dynamic:
+        x = dynamic_input(argument)
+        is_linear = node.op == "call_module" or node.target is F.linear
+        return Layer(node, argument if x is None else x.source, kernel) if is_linear else None
+    if not is_dequantize(argument) or not is_quantize(argument.args[0]):
         return None
-    argument: Any = node.args[0] if node.args else node.kwargs["input"]
-    x = dynamic_input(argument)
-    return Layer(node, argument if x is None else x.source, kernel)
+    return Layer(node, argument.args[0], kernel)
 
 
-def dynamic_module(kernel: DynamicLinear, module: Any) -> dynamic.Linear:
-    """What a module with this kernel is shown as."""
-    kind = dynamic.LinearReLU if kernel.config.post_op == "relu" else dynamic.Linear
-    made = kind.from_reference(module)
-    made.kernel = partial(_linear, kernel.config)
+def _post_op(kernel: Any) -> str:
+    return getattr(kernel.config, "post_op", "none")
+
+
+def dynamic_module(kernel: nn.Module, module: Any) -> Weighted:
+    """What a module with this kernel is shown as: a layer, a table of embeddings, a recurrent layer."""
+    name = type(module).__name__
+    if isinstance(kernel, _LINEAR):
+        name = "LinearReLU" if _post_op(kernel) == "relu" else "Linear"
+    made: Weighted = getattr(dynamic, name).from_reference(module)
+    made.kernel = remade(kernel)
     return made
 
 
-def _linear(config: DynamicLinearConfig, tensors: Mapping[str, Any]) -> DynamicLinear:
-    flat = {name: tensors[name].reshape(-1) for name in _TENSORS}
-    bias = tensors["bias"]
-    return DynamicLinear(
-        config, {**tensors, **flat, "bias": None if bias is None else bias.float()}
-    )
+def remade(kernel: Any) -> Callable[[Mapping[str, Any]], Callable[..., torch.Tensor]]:
+    """What makes a kernel like this one of other tensors, which have the names that they have in a module."""
+    if isinstance(kernel, GroupedTable):
+        return GroupedTable.of
+    if isinstance(kernel, _TABLES):
+        return partial(type(kernel).of, kernel.config)
+    return partial(_made, type(kernel), kernel.config)
 
 
-def dynamic_call(kernel: DynamicLinear) -> tuple[str, PackedWeight, tuple[Any, ...]]:
-    """For a function: the word of ``torch.ops.quantized``, the packed weight, and what follows it."""
-    c, half = kernel.config, kernel.config.weight_dtype == torch.float16
-    relu, numbers = (
-        ("_relu" if c.post_op == "relu" else ""),
-        (kernel.weight_scale, kernel.weight_zero_point),
-    )
+def _made(kind: Any, config: Any, tensors: Mapping[str, Any]) -> nn.Module:
+    made: nn.Module = kind(config, {name: _as_stored(name, t) for name, t in tensors.items()})
+    return made
+
+
+def _as_stored(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    if tensor is not None and name.endswith(("_scale", "_zero_point")):
+        return tensor if tensor.dim() else tensor.reshape(-1)
+    return tensor.float() if tensor is not None and name == "bias" else tensor
+
+
+def call_of(kernel: Any) -> tuple[Any, PackedWeight, tuple[Any, ...]]:
+    """For a function: what is called in its place, the packed weight, and what follows it."""
+    post_op = _post_op(kernel)
+    if not isinstance(kernel, DynamicLinear) or post_op not in ("none", "relu"):
+        return to_floats, _weight_to_floats(kernel), ()
+    numbers: list[Any] = [kernel.weight_scale, kernel.weight_zero_point, 0]
     if numbers[0].numel() == 1:
-        scale, zero_point, axis = float(numbers[0]), int(numbers[1]), None
-        packed = PackedWeight("linear", kernel.weight, scale, zero_point, axis, kernel.bias, ())
-    else:
-        packed = PackedWeight("linear", kernel.weight, *numbers, 0, kernel.bias, ())
-    packed.packing = partial(packing_for, c.engine)
-    name = f"linear{relu}_dynamic{'_fp16' if half else ''}"
-    return name, packed, () if half else (c.reduce_range,)
-
-
-def embedding(kernel: nn.Module, module: Any) -> dynamic.Embedding | None:
-    """What a table of embeddings with this kernel is shown as."""
-    kind = _EMBEDDINGS.get(type(kernel))
-    if kind is None or not isinstance(kernel, (QuantizedEmbedding, QuantizedEmbeddingBag)):
-        return None
-    made = kind.from_reference(module)
-    made.kernel = partial(_table, type(kernel), kernel.config)
-    return made
-
-
-def _table(kind: Any, config: EmbeddingConfig, tensors: Mapping[str, Any]) -> nn.Module:
-    rows = tensors["weight"].shape[0]
-    scale, zero_point = (tensors[name].expand(rows) for name in _TENSORS)
-    table = rowwise_table(tensors["weight"], scale, zero_point, config.bits)
-    made: nn.Module = kind(config, table)
-    return made
-
-
-def recurrent(kernel: nn.Module, module: Any) -> nn.Module | None:
-    """What a recurrent layer or cell with this kernel is shown as."""
-    if not isinstance(kernel, _RECURRENT):
-        return None
-    made: Any = getattr(dynamic, type(module).__name__).from_reference(module)
-    made.kernel = partial(_recurrent, type(kernel), kernel.config)
-    shown: nn.Module = made
-    return shown
-
-
-def _recurrent(kind: Any, config: Any, tensors: Mapping[str, Any]) -> nn.Module:
-    made: nn.Module = kind(
-        config,
-        {n: t.reshape(-1) if n.endswith(("_scale", "_point")) else t for n, t in tensors.items()},
-    )
-    return made
+        numbers = [float(numbers[0]), int(numbers[1]), None]
+    packed = PackedWeight("linear", kernel.weight, *numbers, kernel.bias, ())
+    packed.packing = partial(packing_for, kernel.config.engine)
+    half = kernel.config.weight_dtype == torch.float16
+    name = f"linear{'_relu' if post_op == 'relu' else ''}_dynamic{'_fp16' if half else ''}"
+    rest = () if half else (kernel.config.reduce_range,)
+    return getattr(torch.ops.quantized, name), packed, rest
 
 
 # From integers to floats.
-
-
-class ToFloats(NamedTuple):
-    """A layer that reads the integers of ``source``, a quantize node, and gives floats."""
-
-    node: fx.Node
-    source: fx.Node
-    kernel: OnednnLinear | OnednnConv
-
-
-def layer_to_floats(last: fx.Node, kernel: nn.Module | None, is_relu: bool) -> ToFloats | None:
-    """The layer whose last operator is ``last``, itself or a function that its kernel computes, too;
-    ``is_relu``: that is a ReLU of its own."""
-    if not isinstance(kernel, _TO_FLOATS) or not kernel.config.out_dtype.is_floating_point:
-        return None
-    is_fused = is_relu or kernel.config.post_op not in ("none", "relu")
-    node: Any = last.args[0] if is_fused and last.args else last
-    argument: Any = node.args[0] if node.args else node.kwargs.get("input")
-    if not is_dequantize(argument) or not is_quantize(argument.args[0]):
-        return None
-    return ToFloats(node, argument.args[0], kernel)
 
 
 def module_to_floats(kind: type[Weighted], module: nn.Module, kernel: Any) -> Weighted:
@@ -216,14 +183,16 @@ class KernelWeight(PackedWeight):
         return self._packed
 
 
-def weight_to_floats(kernel: Any) -> KernelWeight:
+def _weight_to_floats(kernel: Any) -> KernelWeight:
     """The weight of a function with this kernel, which ``to_floats`` reads."""
-    tensors = kernel.weight, kernel.weight_scale, kernel.weight_zero_point, 0, kernel.bias
-    return KernelWeight(
-        kernel.kernel, *tensors, (), of_kernel=partial(_to_floats, type(kernel), kernel.config)
-    )
+    is_dynamic = isinstance(kernel, _LINEAR)
+    kind = "linear" if is_dynamic else kernel.kernel
+    again = remade(kernel) if is_dynamic else partial(_to_floats, type(kernel), kernel.config)
+    zero_point = getattr(kernel, "weight_zero_point", torch.zeros(1, dtype=torch.int64))
+    tensors = kernel.weight, kernel.weight_scale, zero_point, 0, kernel.bias
+    return KernelWeight(kind, *tensors, (), of_kernel=again)
 
 
 def to_floats(x: torch.Tensor, packed: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """``F.linear``, or a convolution, of a quantized tensor and a packed weight, in float."""
+    """``F.linear``, or a convolution, of floats or a quantized tensor and a packed weight, in float."""
     return packed(x)

@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -28,8 +29,6 @@ from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
 from backquant.prepare.record import dump, graph_from_rows, graph_rows, load
 from backquant.runtime.boundary import (
-    as_integers,
-    as_quantized,
     check_finite,
     check_storages,
     integer_arguments,
@@ -50,7 +49,7 @@ from backquant.runtime.interpreted import (
 from backquant.runtime.kernel_facts import Audit, KernelQParams, audit, qparams_by_name
 from backquant.runtime.record import Executor, LoweredRecord
 from backquant.runtime.replay import Replays
-from backquant.runtime.unchanged import fingerprint
+from backquant.runtime.unchanged import TABLES, fingerprint
 from backquant.runtime.unlowered import FastCallModule, calls_little, raise_told, without_gradients
 from backquant.uncompiled import uncompiled
 
@@ -182,13 +181,42 @@ class QuantizedModel(Checkpointed, FastCallModule):
     def _shows_tensors(self) -> bool:
         return self._watched.with_tensors
 
+    def check_unedited(self, where: str) -> None:
+        """Raise ``UsageError`` where graph, modules or tensors were changed: ``graph_module`` is as it was.
+
+        >>> import backquant
+        >>> layer = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+        >>> model = backquant.quantize(layer, calibration=[torch.ones(1, 2)], slower="keep")
+        >>> model.get_submodule("2").set_weight_bias(model.get_submodule("2").weight(), torch.ones(2))
+        >>> model.check_unedited("backquant.save")
+        Traceback (most recent call last):
+        ...
+        backquant.errors.UsageError: the model was changed after it was quantized, and is taken as it was made
+          where  backquant.save
+          fix    quantized.load_state_dict(quantized.state_dict())   # weights and scales as they are now
+        """
+        if self._watched.is_same():
+            return
+        fix = "quantized.load_state_dict(quantized.state_dict())   # weights and scales as they are now"
+        if not self._watched.has_same_graph or self.origin is None:
+            fix = "pickle.dumps(quantized)   # keeps it as it is now"
+        what = "the model was changed after it was quantized, and is taken as it was made"
+        raise UsageError(what, where=where, fix=fix)
+
     def _take_over(self, other: QuantizedModel) -> None:
+        edited = None if self._watched.has_same_graph else self.graph
+        own = {table: dict(vars(self)[table]) for table in TABLES}
         adopt(self.graph_module, other.graph_module)
-        self.record, self.origin = other.record, other.origin
+        report_of = other.record.report_of or self.record.report_of  # of a file: as it was saved
+        self.record, self.origin = replace(other.record, report_of=report_of), other.origin
         face = shown_of(self.record, self.origin, other.graph_module)
         if face is not None:
             adopt(self, face)
         self._begin_face(other.graph_module, face)
+        if edited is not None:
+            for table, values in own.items():
+                vars(self)[table].update({k: values[k] for k in values.keys() - vars(self)[table]})
+            self.graph = edited
         self._begin_replays()
 
     def _has_kernels(self) -> bool:
@@ -315,13 +343,12 @@ class QuantizedModel(Checkpointed, FastCallModule):
         return result if interface is None else interface.restored(result)
 
     def _literally(self, *args: Any, **kwargs: Any) -> Any:
-        """The graph as it stands: what is shown has PyTorch's quantized tensors at inputs and outputs."""
-        if not (self.record.inputs or self.record.outputs):
-            return super()._literally(*args, **kwargs)
-        form = as_quantized if self._shows_tensors() else as_integers
-        graph = self.graph_module.graph
-        args, kwargs = integer_arguments(graph, self.input_qparams, args, kwargs, form)
-        return tree_map(plain, super()._literally(*args, **kwargs))
+        """The graph as it stands; what is shown gives PyTorch's quantized tensors at outputs."""
+        if self.record.inputs and not self._shows_tensors():
+            graph = self.graph_module.graph
+            args, kwargs = integer_arguments(graph, self.input_qparams, args, kwargs)
+        result = super()._literally(*args, **kwargs)
+        return tree_map(plain, result) if self.record.outputs else result
 
     def _checks_calls(self) -> bool:
         """Whether the arguments are checked here; where there are recordings, the search for one does it."""
@@ -364,6 +391,7 @@ class QuantizedModel(Checkpointed, FastCallModule):
         """
         from backquant.runtime.compiled import compile_lowered  # imports Inductor
 
+        self.check_unedited("quantized.compile")
         made = compile_lowered(
             self.graph_module, self.record, example_inputs, dynamic_shapes, float_dtype
         )
@@ -409,7 +437,7 @@ class QuantizedModel(Checkpointed, FastCallModule):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (_kind(self), pickled({**self.__getstate__(), "origin": None}))
+        return _restored, (_kind(self), pickled(self.__getstate__()))
 
     def __copy__(self) -> QuantizedModel:
         made: QuantizedModel = type(self).__new__(type(self))

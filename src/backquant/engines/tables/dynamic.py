@@ -336,6 +336,5 @@ def _embedding(site: Site) -> Emit | Reason | None:
         return site.refuse(
             ReasonCode.WEIGHT_GRANULARITY, asked, "a symmetric table, groups of a row"
         )
-    grid = scale.reshape(len(weight), -1)
-    kernel = GroupedTable.of(weight, grid)
+    kernel = GroupedTable.of(module._buffers)
     return Emit(kernel, site.node.args, kernel.name, None, site.node.kwargs)

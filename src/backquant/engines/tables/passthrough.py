@@ -33,7 +33,6 @@ from backquant.lower.kernels.embedding import (
     EmbeddingConfig,
     QuantizedEmbedding,
     QuantizedEmbeddingBag,
-    rowwise_table,
 )
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.recurrent import (
@@ -234,9 +233,8 @@ def _embedding(site: Site) -> Emit | Reason:
     refused = _check(site, module)
     if refused:
         return refused
-    kernel = QuantizedEmbedding(
-        EmbeddingConfig(_bits(module), module.embedding_dim), _table(module)
-    )
+    config = EmbeddingConfig(_bits(module), module.embedding_dim)
+    kernel = QuantizedEmbedding.of(config, module._buffers)
     return _emit(site, kernel)
 
 
@@ -248,7 +246,7 @@ def _bag(site: Site) -> Emit | Reason:
     config = EmbeddingConfig(
         _bits(module), module.embedding_dim, module.mode, bool(module.include_last_offset)
     )
-    return _emit(site, QuantizedEmbeddingBag(config, _table(module)))
+    return _emit(site, QuantizedEmbeddingBag.of(config, module._buffers))
 
 
 def _emit(site: Site, kernel: QuantizedEmbedding | QuantizedEmbeddingBag) -> Emit:
@@ -292,12 +290,6 @@ def _check_bag(site: Site, module: Any) -> Reason | None:
 
 def _bits(module: Any) -> int:
     return 4 if module.weight_dtype == torch.quint4x2 else 8
-
-
-def _table(module: Any) -> torch.Tensor:
-    rows = module.weight.shape[0]
-    scale, zero_point = module.weight_scale, module.weight_zero_point
-    return rowwise_table(module.weight, scale.expand(rows), zero_point.expand(rows), _bits(module))
 
 
 def _fix() -> str:

@@ -66,6 +66,10 @@ class KernelModule(nn.Module):
         """The configuration as JSON-able data; ``from_artifact`` takes it back, with the buffers."""
         return encode_config(self.config)
 
+    def stored_tensors(self) -> Mapping[str, torch.Tensor | None]:
+        """The tensors of a file, from which ``from_artifact`` makes the kernel again."""
+        return self._buffers
+
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         """The tensors, beside parameters and buffers, that the kernel reads."""
         return ()

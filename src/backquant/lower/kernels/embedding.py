@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from backquant.errors import InputError
 from backquant.lower.kernels.configured import KernelModule, decode_config, lacking
 
 _BITS = (4, 8)
+_STORED = ("weight", "weight_scale", "weight_zero_point")
 
 
 def rowwise_table(
@@ -55,16 +57,34 @@ class EmbeddingConfig:
 
 
 class _Table(KernelModule):
-    """The buffer ``table`` as ``rowwise_table`` makes it, and how it is read."""
+    """The buffer ``table`` as ``rowwise_table`` makes it, and how it is read. ``tensors``: what it was made
+    of, if that is kept (``weight``, ``weight_scale``, ``weight_zero_point``); files hold them, which
+    the reference model has, too, in the table's place."""
 
     config_class = EmbeddingConfig
     config: EmbeddingConfig
     table: torch.Tensor
 
-    def __init__(self, config: EmbeddingConfig, table: torch.Tensor) -> None:
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        table: torch.Tensor,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.tensors = config, tensors
         self.register_buffer("table", table.detach())
+
+    @classmethod
+    def of(cls, config: EmbeddingConfig, tensors: Mapping[str, Any]) -> Self:
+        """The kernel of a weight, with one scale and zero point for all rows, or for each."""
+        weight, *numbers = (tensors[name] for name in _STORED)
+        scale, zero_point = (number.expand(len(weight)) for number in numbers)
+        kept = {name: tensors[name] for name in _STORED}
+        return cls(config, rowwise_table(weight, scale, zero_point, config.bits), kept)
+
+    def stored_tensors(self) -> Mapping[str, torch.Tensor | None]:
+        return self._buffers if self.tensors is None else self.tensors
 
     @classmethod
     def from_artifact(
@@ -72,6 +92,8 @@ class _Table(KernelModule):
     ) -> _Table:
         """Build the kernel again from ``artifact_config()`` and its buffer; raises ``ArtifactError``."""
         table, decoded = tensors.get("table"), decode_config(cls.config_class, config)
+        if "weight" in tensors:
+            return cls.of(decoded, tensors)
         if table is None or table.dtype != torch.uint8 or decoded.bits not in _BITS:
             raise lacking(cls, ["its table of uint8"])
         return cls(decoded, table)

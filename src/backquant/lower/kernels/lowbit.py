@@ -22,6 +22,7 @@ from backquant.lower.kernels.configured import KernelModule, decode_config, lack
 from backquant.lower.kernels.repacked import RepackedKernel
 
 _STEP = 16  # features that the kernels take at a time
+_STORED = ("weight", "weight_scale")
 _INNER_TILES = 1  # a setting of the GPU layout, which the CPU ignores
 
 
@@ -102,9 +103,10 @@ class GroupedTable(KernelModule):
     the reference model's, bit for bit.
 
     Buffers: ``table`` uint8 ``[rows, columns / 2]`` (4 bits) or int8 ``[rows, columns]``, ``scale`` float32
-    ``[rows, groups]``.
+    ``[rows, groups]``. ``tensors``: the weight and its scales, if kept; files hold them in the table's place.
 
-    >>> table = GroupedTable.of(torch.tensor([[1, -2], [7, 3]], dtype=torch.int8), torch.ones(2, 1))
+    >>> weight = torch.tensor([[1, -2], [7, 3]], dtype=torch.int8)
+    >>> table = GroupedTable.of({"weight": weight, "weight_scale": torch.ones(2, 1)})
     >>> table(torch.tensor([1, 0]))
     tensor([[ 7.,  3.],
             [ 1., -2.]])
@@ -115,26 +117,40 @@ class GroupedTable(KernelModule):
     table: Tensor
     scale: Tensor
 
-    def __init__(self, config: GroupedTableConfig, table: Tensor, scale: Tensor) -> None:
+    def __init__(
+        self,
+        config: GroupedTableConfig,
+        table: Tensor,
+        scale: Tensor,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.tensors = config, tensors
         self.register_buffer("table", table.detach())
         self.register_buffer("scale", scale.detach())
 
     @classmethod
-    def of(cls, weight: Tensor, scale: Tensor) -> GroupedTable:
-        """The kernel of an int8 weight ``[rows, columns]`` with these scales, packed where it can be."""
-        rows, columns = weight.shape
-        if columns % 2 or bits_of_values(weight) > 4:
-            return cls(GroupedTableConfig(8, columns), weight, scale)
-        packed = pack_integers(weight, 4).reshape(rows, columns // 2)
-        return cls(GroupedTableConfig(4, columns), packed, scale)
+    def of(cls, tensors: Mapping[str, Any]) -> GroupedTable:
+        """The kernel of an int8 ``weight`` ``[rows, columns]`` with the scales of its rows or groups
+        (``weight_scale``), packed where it can be."""
+        weight, scale = kept = [tensors[name] for name in _STORED]
+        (rows, columns), grid = weight.shape, scale.reshape(len(weight), -1)
+        config, table = GroupedTableConfig(8, columns), weight
+        if not columns % 2 and bits_of_values(weight) <= 4:
+            config = GroupedTableConfig(4, columns)
+            table = pack_integers(weight, 4).reshape(rows, columns // 2)
+        return cls(config, table, grid, dict(zip(_STORED, kept, strict=True)))
+
+    def stored_tensors(self) -> Mapping[str, Tensor | None]:
+        return self._buffers if self.tensors is None else self.tensors
 
     @classmethod
     def from_artifact(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor | None]
     ) -> GroupedTable:
         """Build the kernel again from ``artifact_config()`` and its buffers; raises ``ArtifactError``."""
+        if "weight" in tensors:
+            return cls.of(tensors)
         table, scale = tensors.get("table"), tensors.get("scale")
         decoded = decode_config(cls.config_class, config)
         if table is None or scale is None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from backquant.errors import UsageError
 from backquant.nn.quantized.reference.module import bare
-from backquant.nn.quantized.scaled import Weighted
+from backquant.nn.quantized.scaled import Weighted, held
 from backquant.observe import default_weight_observer
 
 __all__ = [
@@ -73,10 +73,9 @@ class Linear(_Between):
 
     def extra_repr(self) -> str:
         features = f"in_features={self.in_features}, out_features={self.out_features}"
-        weight = self.weight()
-        if not weight.is_quantized:
+        if held(self, "weight").is_floating_point():
             return f"{features}, dtype=torch.float16"
-        return f"{features}, dtype=torch.qint8, qscheme={weight.qscheme()}"
+        return f"{features}, dtype=torch.qint8, qscheme={self._qscheme()}"
 
 
 class LinearReLU(Linear):
@@ -103,10 +102,22 @@ class Embedding(_Between):
         self.dtype = module.weight_dtype
 
     def _operator(self) -> Callable[..., torch.Tensor]:
-        return partial(_operator("embedding", self.dtype), _packed_rows(self.dtype, self._buffers))
+        return partial(_operator("embedding", self.dtype), self._prepacked())
+
+    def _prepacked(self) -> Any:
+        return torch.ops.quantized.embedding_bag_prepack(self.weight())
+
+    def _weight(self, name: str) -> torch.Tensor:
+        integers, scale, zero_point = (held(self, n) for n in (name, *_NUMBERS))
+        if not zero_point.is_floating_point():
+            return super()._weight(name)
+        scale, zero_point = (n.float().expand(len(integers)) for n in (scale, zero_point))
+        rows = (integers - zero_point[:, None]) * scale[:, None]
+        return torch.quantize_per_channel(rows, scale, zero_point, 0, self.dtype)
 
     def extra_repr(self) -> str:
-        return f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}"
+        sizes = f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}"
+        return f"{sizes}, dtype={self.dtype}, qscheme={self._qscheme()}"
 
 
 class EmbeddingBag(Embedding):
@@ -116,7 +127,7 @@ class EmbeddingBag(Embedding):
     include_last_offset: bool
 
     def _operator(self) -> Callable[..., torch.Tensor]:
-        packed = _packed_rows(self.dtype, self._buffers)
+        packed = self._prepacked()
         operator = _operator("embedding_bag", self.dtype)
         if self.mode != "sum":
             raise UsageError(
@@ -144,13 +155,6 @@ def _operator(name: str, dtype: torch.dtype) -> Any:
     return getattr(torch.ops.quantized, f"{name}_{bits}")
 
 
-def _packed_rows(dtype: torch.dtype, tensors: Mapping[str, Any]) -> Any:
-    integers, scale, zero_point = (tensors[name] for name in ("weight", *_NUMBERS))
-    rows = (integers - zero_point.float()[:, None]) * scale[:, None]
-    table = torch.quantize_per_channel(rows, scale.float(), zero_point.float(), 0, dtype)
-    return torch.ops.quantized.embedding_bag_prepack(table)
-
-
 class _Recurrent(_Between):
     """Weights and biases have the names of the float module, each weight's scale and zero point beside it."""
 
@@ -161,9 +165,9 @@ class _Recurrent(_Between):
         """The quantized form of a reference module, with which it shares the integers."""
         settings = {k: v for k, v in vars(module).items() if not k.startswith(("_", "weight_"))}
         made = bare(cls, {**settings, "weight_names": module.weight_names})
-        held = {**module._parameters, **module._buffers}
+        found = {**module._parameters, **module._buffers}
         for name in tensors_of(module.weight_names):
-            value = held.get(name)
+            value = found.get(name)
             made._buffers[name] = None if value is None else value.detach()
         made._weight_axis = vars(module)[f"{module.weight_names[0]}_axis"]
         return made
@@ -176,6 +180,10 @@ class _Recurrent(_Between):
             where=f"nn.quantized.dynamic.{cls.__name__}.from_float",
             fix="backquant.quantize_dynamic(model, {torch.nn." + cls.__name__ + "})",
         )
+
+    @property
+    def weight(self) -> NoReturn:  # type: ignore[override]  # there are several
+        raise AttributeError("a recurrent layer has several weights: get_weight()")
 
     @property
     def weight_dtype(self) -> torch.dtype:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from backquant.dtypes import quantize_bounds
+from backquant.dtypes import block_of, dequantize_tensor, quantize_bounds
 from backquant.errors import ConfigError, LeftOutError, UsageError
 from backquant.graph.interception import stand_ins
 from backquant.nn.quantized import reference
@@ -107,12 +107,12 @@ class Scaled(nn.Module):
     @property
     def scale(self) -> float:
         """What a step of the result is."""
-        return float(_held(self, "scale"))
+        return float(held(self, "scale"))
 
     @property
     def zero_point(self) -> int:
         """The integer that stands for 0."""
-        return int(_held(self, "zero_point"))
+        return int(held(self, "zero_point"))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("scale", "zero_point"):
@@ -221,7 +221,12 @@ def _without_observer(module: nn.Module) -> Any:
     return made
 
 
-def _held(module: nn.Module, name: str) -> torch.Tensor:
+def held(module: nn.Module, name: str) -> torch.Tensor:
+    """A buffer of a quantized layer. Raises ``AttributeError``.
+
+    >>> held(nn.BatchNorm1d(1), "running_var")
+    tensor([1.])
+    """
     tensor = module._buffers.get(name)
     if tensor is None:
         raise AttributeError(f"a {type(module).__name__} whose result is float has no {name}")
@@ -334,18 +339,21 @@ class Weighted(Scaled):
         """As kernels do with int8: integers and zero points move up by 128, and back."""
         _ = self._packed
         twin = bare(type(self), vars(self))
-        twin._buffers = {**self._buffers, "zero_point": _held(self, "zero_point") + SIGNED}
+        twin._buffers = {**self._buffers, "zero_point": held(self, "zero_point") + SIGNED}
         return moved(twin.compute(*(moved(x, SIGNED) for x in inputs)), -SIGNED)
 
     def weight(self) -> torch.Tensor:
-        """The weight as a quantized tensor."""
+        """The weight as a quantized tensor; with scales of groups, for which PyTorch has none, its floats."""
         return self._weight("weight")
 
     def _weight(self, name: str) -> torch.Tensor:
-        parts = (_held(self, name + part) for part in ("", "_scale", "_zero_point"))
+        parts = (held(self, name + part) for part in ("", "_scale", "_zero_point"))
         integers, scale, zero_point = parts
-        if integers.is_floating_point() or zero_point.is_floating_point():
+        if integers.is_floating_point():
             return integers
+        if scale.dim() > 1:
+            block = block_of(integers.shape, scale.shape)
+            return dequantize_tensor(integers, scale, zero_point, self._weight_axis, block)
         if scale.dim() == 0 or scale.numel() == 1:
             make = torch._make_per_tensor_quantized_tensor
             return make(integers, float(scale.reshape(())), int(zero_point.reshape(())))
@@ -393,7 +401,13 @@ class Weighted(Scaled):
         return {**self.__dict__, "_cached": None}
 
     def _qparams_repr(self) -> str:
-        by_channel = _held(self, "weight_scale").numel() > 1
-        scheme = torch.per_channel_affine if by_channel else torch.per_tensor_affine
         function = f", followed_by={self.followed_by}" if self.followed_by else ""
-        return f"{super()._qparams_repr()}{function}, qscheme={scheme}"
+        return f"{super()._qparams_repr()}{function}, qscheme={self._qscheme()}"
+
+    def _qscheme(self) -> torch.qscheme | str:
+        scale, zero_point = (held(self, f"weight_{part}") for part in ("scale", "zero_point"))
+        if scale.dim() > 1:
+            return f"per_group(size={held(self, 'weight').shape[-1] // scale.shape[-1]})"
+        if zero_point.is_floating_point():
+            return torch.per_channel_affine_float_qparams
+        return torch.per_channel_affine if scale.numel() > 1 else torch.per_tensor_affine
