@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import backquant
 from backquant.errors import UsageError
 from backquant.runtime import QuantizedModel
 
+FIX_NAMES = {"pickle": pickle}
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
 
 

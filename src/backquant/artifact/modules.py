@@ -279,8 +279,9 @@ class ModuleEncoder:
 
     def _tables(self, module: nn.Module, path: str) -> dict[str, Any]:
         parameters = module._parameters.items()
-        is_kernel = isinstance(module, KernelModule)
-        buffers = module.stored_tensors() if is_kernel else module._buffers
+        buffers: Mapping[str, Any] = module._buffers
+        if isinstance(module, KernelModule):
+            buffers = module.stored_tensors()
         return {
             "parameters": self._values(module, dict(parameters), path),
             "frozen": [name for name, p in parameters if p is not None and not p.requires_grad],

@@ -126,7 +126,8 @@ def call_of(kernel: Any) -> tuple[Any, PackedWeight, tuple[Any, ...]]:
     numbers: list[Any] = [kernel.weight_scale, kernel.weight_zero_point, 0]
     if numbers[0].numel() == 1:
         numbers = [float(numbers[0]), int(numbers[1]), None]
-    packed = PackedWeight("linear", kernel.weight, *numbers, kernel.bias, ())
+    scale, zero_point, axis = numbers
+    packed = PackedWeight("linear", kernel.weight, scale, zero_point, axis, kernel.bias, ())
     packed.packing = partial(packing_for, kernel.config.engine)
     half = kernel.config.weight_dtype == torch.float16
     name = f"linear{'_relu' if post_op == 'relu' else ''}_dynamic{'_fp16' if half else ''}"

@@ -182,7 +182,7 @@ class _Recurrent(_Between):
         )
 
     @property
-    def weight(self) -> NoReturn:  # type: ignore[override]  # there are several
+    def weight(self) -> NoReturn:  # there are several
         raise AttributeError("a recurrent layer has several weights: get_weight()")
 
     @property
