@@ -82,6 +82,19 @@ class Recurrent(nn.Module):
         return self.fc(self.cell(self.lstm(x)[0][:, -1]))
 
 
+class Mixed(nn.Module):
+    """A layer that stays in float and a table, each before layers that are quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.a = nn.EmbeddingBag(10, 16, mode="sum"), nn.Linear(16, 16)
+        self.b, self.c = nn.Bilinear(16, 16, 8), nn.Linear(8, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.a(self.bag(ids))
+        return self.c(self.b(x, x))
+
+
 def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64), nn.GELU())
 
@@ -108,6 +121,8 @@ KINDS: dict[str, tuple[str, Callable[[], nn.Module], torch.Tensor, str, dict[str
     "functions": ("convert", Functional, IMAGES, "fbgemm", {}),
     "functions-x86": ("quantize", Functional, IMAGES, "x86", {}),
     "tables": ("convert", Embedded, IDS, "fbgemm", {}),
+    "mixed": ("convert", Mixed, IDS, "fbgemm", {}),
+    "file-mixed": ("file", Mixed, IDS, "x86", {}),
     "recurrent": ("convert", Recurrent, TOKENS, "fbgemm", {}),
     "recurrent-x86": ("quantize", Recurrent, TOKENS, "x86", {}),
     "dynamic": ("dynamic", wide, ROWS, "fbgemm", {}),

@@ -4,7 +4,8 @@ The keys are PyTorch's. A weight is integers with scales and zero points beside 
 activations are numbers in the graph of the reference model, and tensors here.
 
 1. ``conv.weight``, ``conv.weight_scale``, ``conv.weight_zero_point``, ``conv.bias``: of a fused module, too.
-2. ``conv.scale``, ``conv.zero_point``: the output of a layer with tensors, or of an activation with a scale.
+2. ``conv.scale``, ``conv.zero_point``: the output of a layer with tensors that reads integers, or of an
+   activation with a scale.
 3. ``conv_input_scale_0``, ``_scale_0``: any other value, as PyTorch's reference model names it;
    ``x_scale_0``: an input ``x`` that arrives as integers, or a value ``x`` that leaves as such.
 4. ``_packed_weight_0_weight``, ``_weight_scale``, ``_weight_zero_point``: a weight that is passed to a
@@ -27,7 +28,7 @@ from torch import fx, nn
 
 from backquant.convert import ReferenceModel, reference_state
 from backquant.identifiers import label
-from backquant.lower.qdq import is_described_quantize, is_quantize, qparams_of
+from backquant.lower.qdq import dynamic_input, is_described_quantize, is_quantize, qparams_of
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 from backquant.prepare.record import Record
 
@@ -144,7 +145,8 @@ class _Graph:
         if value.op == "call_module" and not key.number:
             path = str(value.target)
             own = (f"{path}.scale", f"{path}.zero_point")
-            keys.insert(0 if _has_scale(self.module.get_submodule(path)) else 1, own)
+            is_own = _reads_integers(value) and _has_scale(self.module.get_submodule(path))
+            keys.insert(0 if is_own else 1, own)
         yield from self._numbers(node, keys, _first(node), f"{self.owner}{key.group}")
 
     def _numbers(
@@ -254,6 +256,12 @@ def _first(node: fx.Node) -> int:
     if str(node.target).startswith("backquant.requantize"):
         return 3
     return 1
+
+
+def _reads_integers(call: fx.Node) -> bool:
+    """Whether it is no layer between floats, whose result has a scale elsewhere, as in PyTorch."""
+    source = next(iter(call.all_input_nodes), None)
+    return "dequantize" in str(getattr(source, "target", "")) and dynamic_input(source) is None
 
 
 def _has_scale(module: nn.Module) -> bool:

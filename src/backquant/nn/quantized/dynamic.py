@@ -101,6 +101,9 @@ class Embedding(_Between):
     def _of(self, module: Any) -> None:
         self.dtype = module.weight_dtype
 
+    def _scaled(self, scale: Any, zero_point: Any) -> None:
+        """It has none, as in PyTorch."""
+
     def _operator(self) -> Callable[..., torch.Tensor]:
         return partial(_operator("embedding", self.dtype), self._prepacked())
 

@@ -65,6 +65,12 @@ class Dropout(Scaled, nn.Dropout):
         """The input."""
         return x
 
+    def _scaled(self, scale: Any, zero_point: Any) -> None:
+        """It has none, as in PyTorch: the result has that of the input."""
+
+    def _qparams_repr(self) -> str:
+        return ""
+
 
 class LayerNorm(Scaled, nn.LayerNorm):
     """``torch.ops.quantized.layer_norm``."""
