@@ -73,7 +73,9 @@ def test_a_state_that_is_loaded_leaves_the_edits_of_the_graph(quantized: Quantiz
     state, before = quantized.state_dict(), quantized(X)
     with_another_graph(quantized)
     quantized.load_state_dict(state)
-    assert torch.equal(quantized(X), before.clamp(-0.1, 0.1)) and not torch.equal(quantized(X), before)
+    assert torch.equal(quantized(X), before.clamp(-0.1, 0.1)) and not torch.equal(
+        quantized(X), before
+    )
     state["2.bias"] = state["2.bias"] + 9
     quantized.load_state_dict(state)
     assert torch.equal(quantized(X), torch.full((4, 4), 0.1)) and not quantized._is_unchanged()
