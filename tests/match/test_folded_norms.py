@@ -84,3 +84,14 @@ def test_without_a_known_rank_it_is_folded_and_refuses_others(snapshot):
     quantized = backquant.convert_fx(prepared, qconfig_mapping=mapping.set_module_name("0", None))
     assert not any(module._forward_pre_hooks for module in quantized.modules())
     assert prepared.get_submodule("0")._forward_pre_hooks
+
+
+def _prepared_with_inputs_that_fit(*_: object) -> None:
+    model, rows = _model(nn.Linear(6, 8)), torch.randn(5, 8, 6)
+    prepared = backquant.prepare_fx(
+        model, backquant.default_mapping("x86"), (rows,), backend_config="x86"
+    )
+    assert torch.allclose(prepared(rows), model(rows), atol=1e-5)
+
+
+BY_HAND = {"prepare_fx(model, mapping, example_inputs)": _prepared_with_inputs_that_fit}

@@ -237,3 +237,23 @@ def check_close(features: tuple[int, int], **options: Any) -> None:
     reference = backquant.quantize(model, x, backend=without, **options)
     for batch in (x, x[:1], x[:0]):
         torch.testing.assert_close(quantized(batch), reference(batch), rtol=0.02, atol=0.02)
+
+
+class Activated(nn.Module):
+    def __init__(self, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.up, self.down, self.activation = nn.Linear(64, 32), nn.Linear(32, 64), activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.activation(self.up(x)))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4:32"])
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "xnnpack"])
+def test_however_an_activation_is_written(backend: str, weights: str) -> None:
+    """``F.relu`` and ``nn.ReLU`` are fused; ``torch.relu`` and clamps are entries of their own."""
+    for activation in (torch.relu, F.relu, F.relu6, nn.ReLU6(), nn.ReLU(), lambda y: y.relu()):
+        model, x = Activated(activation).eval(), torch.randn(4, 64)
+        made = backquant.quantize(model, x, backend=backend, weights=weights)
+        assert made.report.coverage == 1
+        assert sqnr(model(x).detach(), made(x)) > (25 if weights == "int8" else 12)

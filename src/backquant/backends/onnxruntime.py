@@ -120,7 +120,7 @@ def backend_config() -> BackendConfig:
                 *grouped.entries([STATIC]),
                 *recurrent.entries([RECURRENT], (nn.LSTM,)),
                 *embedding.table_entries(TABLES),
-                *clamped.entries([STATIC], GROUPS),
+                *clamped.entries([STATIC], [DYNAMIC, WEIGHT_ONLY, *GROUPS]),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [VALUES]),
                 *shape.cat_entries([VALUES], shape.CAT),

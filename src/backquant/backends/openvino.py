@@ -151,7 +151,7 @@ def backend_config() -> BackendConfig:
                 *linear.entries([STATIC, ROUNDED_WEIGHT_ONLY, *GROUPS]),
                 *grouped.entries([STATIC]),
                 *embedding.table_entries(TABLES),
-                *that_end(clamped.entries([STATIC], GROUPS)),
+                *that_end(clamped.entries([STATIC], [ROUNDED_WEIGHT_ONLY, *GROUPS])),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [SIGNED]),
                 *shape.cat_entries([VALUES], shape.CAT),

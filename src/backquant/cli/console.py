@@ -50,7 +50,9 @@ def emit(*shown: object, as_json: bool, data: Any) -> None:
 
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        print_parts(console(), *shown)
+        from backquant.cli.syntax import document_in_options
+
+        print_parts(console(), *document_in_options(shown))
 
 
 def note(text: str) -> None:
@@ -115,11 +117,14 @@ def guarded(*, as_json: bool = False) -> Iterator[None]:
         with _named_files():
             yield
     except BackquantError as error:
-        _say(f"error: {error}", "red")
+        from backquant.cli.syntax import in_options
+
+        told = BackquantError(error.what, where=in_options(error.where), fix=in_options(error.fix))
+        _say(f"error: {told}", "red")
         if as_json:
             kind = type(error).__name__
             import json
 
-            parts = {"kind": kind, "what": error.what, "where": error.where, "fix": error.fix}
+            parts = {"kind": kind, "what": told.what, "where": told.where, "fix": told.fix}
             print(json.dumps({"error": parts}, indent=2))
         raise typer.Exit(NO if isinstance(error, CoverageError) else USAGE) from error

@@ -9,6 +9,7 @@ from tests.snapshots import compare as snapshot
 from backquant.accuracy.search.runners import Budget, parsed
 from backquant.errors import UsageError
 
+BY_HAND = {"--budget": lambda fix, _: parsed(fix.split()[1::2])}
 BAD: dict[str, Any] = {
     "misspelt": {"max_dorp": 0.1},
     "nothing": {},

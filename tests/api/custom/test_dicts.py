@@ -25,6 +25,10 @@ class Block(nn.Module):
         return self.fc(x)
 
 
+class Tagged(nn.ReLU):
+    tag = "kept"
+
+
 class Loop(nn.Module):
     """Cannot be traced."""
 
@@ -121,7 +125,7 @@ def test_training_takes_dicts() -> None:
     ("call", "name"),
     [
         (lambda p: bq.convert_fx(p, {"observed_to_quantised": {}}), "convert-key"),
-        (lambda p: bq.fuse_fx(nn.ReLU(), {"preserve": ["tag"]}), "fuse-key"),
+        (lambda p: bq.fuse_fx(Tagged(), {"preserve": ["tag"]}), "fuse-key"),
         (
             lambda p: bq.prepare_fx(nn.ReLU(), {"": None}, torch.ones(1), {"standalone": []}),
             "prepare-key",
@@ -132,6 +136,7 @@ def test_training_takes_dicts() -> None:
 def test_unknown_keys(call: Any, name: str, snapshot: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2)).eval()
     prepared = bq.prepare_fx(model, {"": bq.default_qconfig}, torch.ones(1, 2))
+    prepared(torch.ones(1, 2))
     with pytest.raises(ConfigError) as caught:
         call(prepared)
     snapshot(f"dict-{name}", caught.value)
