@@ -88,3 +88,29 @@ def test_each_reader_gets_the_value(layer: str, tmp_path: Path) -> None:
     for wanted, output in zip(model(x), compiled.outputs, strict=True):
         error = (torch.from_numpy(results[output].copy()) - wanted).norm()
         assert error < 1e-3 * wanted.norm()
+
+
+class Twice(nn.Module):
+    """Two layers of one weight read one value; one of them has a bias."""
+
+    def __init__(self, layer: Callable[..., Any]) -> None:
+        super().__init__()
+        self.one, self.other = layer(bias=True), layer(bias=False)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.one(x), self.other(x), self.one(x).relu(), self.other(x).relu()]
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d], ids=["to", "from"])
+def test_layers_of_one_weight(layer: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2, 4, 8, 8) - 0.1
+    seven = backquant.default_mapping("openvino", weight_bits=7)  # no sum overflows without VNNI
+    net = Twice(lambda bias: layer(4, 6, 3, bias=bias)).eval()
+    model = backquant.quantize(
+        net, backend="openvino", calibration=[x, 2.5 * x], qconfig_mapping=seven
+    )
+    exported = backquant.export(model, tmp_path / "m.xml", example_inputs=x, require=0.0)
+    assert not exported.notes and min(exported.sqnr.values()) > 60
+    assert layer is nn.ConvTranspose2d or exported.integer_share == 1

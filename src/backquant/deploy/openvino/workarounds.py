@@ -194,30 +194,35 @@ def _scale_table(node: Any) -> Any:
     return None
 
 
-# Integers of their own for each product whose result is scaled, where several read one weight.
+# Integers of their own for products that read one weight.
 #
-# A layer that is called several times (a recurrent cell, step by step) has one weight in the file. OpenVINO
-# (2026.4) takes a number that its result is multiplied with (``1.7159 * tanh(0.666 * layer(x))``) into the
-# weight, and where others read the weight, too, it computes the product in floats.
+# 1. A layer that is called several times (a recurrent cell, step by step) has one weight in the file.
+#    OpenVINO (2026.4) takes a number that its result is multiplied with (``1.7159 * tanh(0.666 *
+#    layer(x))``) into the weight, and where others read the weight, too, it computes the product in floats.
+# 2. Of two products of one value and one weight, which differ in their biases, it makes one that several
+#    read: in floats, or scaled twice for one of them.
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _WEIGHT = 1
 
 
 def separate_weights(model: Any) -> None:
-    """Copy a weight for each such product but one. Changes an ``onnx_ir.Model``."""
+    """Copy the weight for each such product but one. Changes an ``onnx_ir.Model``."""
     rewrite(model, {"DequantizeLinear": _separate_weight})
 
 
 def _separate_weight(node: Any) -> None:
     weight, *qparams = node.inputs
-    uses = node.outputs[0].uses()
-    scaled = [use for use in uses if use.idx == _WEIGHT and _is_scaled(use.node)]
-    kept = 1 if len(scaled) == len(uses) else 0
-    for use in scaled[kept:] if weight.const_value is not None else ():
-        write = OnnxCalls(node)
-        copied = write.again(write.constant(array_of(weight), weight.name), *qparams)
-        copied.shape = node.outputs[0].shape
-        use.node.replace_input_with(_WEIGHT, copied)
+    if weight.const_value is None:
+        return
+    uses, read = list(node.outputs[0].uses()), set()
+    for use in uses:
+        value = use.node.inputs[0]
+        if use.idx == _WEIGHT and (value in read or (len(uses) > 1 and _is_scaled(use.node))):
+            write = OnnxCalls(node)
+            copied = write.again(write.constant(array_of(weight), weight.name), *qparams)
+            copied.shape = node.outputs[0].shape
+            use.node.replace_input_with(_WEIGHT, copied)
+        read.add(value)
 
 
 def _is_scaled(product: Any) -> bool:
