@@ -313,8 +313,8 @@ class Branches(nn.Module):
     """Each input through two layers on integers; each cell on what the one gives, each float result through
     another layer; each cell on what the other gives, the sine of each float result.
 
-    The layers give what they read, weights have 7 bits, and inputs use less than half of the calibrated range:
-    sums of two products do not overflow 16 bits where the CPU has no VNNI.
+    The layers give what they read, weights have 7 bits, and inputs use less than half of the calibrated
+    range: sums of two products do not overflow 16 bits where the CPU has no VNNI.
     """
 
     def __init__(self, cells: Sequence[Cell]) -> None:

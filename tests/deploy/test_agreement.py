@@ -16,8 +16,10 @@ import backquant
 from backquant.deploy import find_target
 from backquant.deploy.executorch import ExecuTorchTarget
 from backquant.deploy.job_of import job_of, reference_of
+from backquant.deploy.overflow import halved
 from backquant.deploy.run import Agreement, check_agreement
 from backquant.lower.machine import machine_facts
+from backquant.lower.qdq import is_quantize
 
 PATH = Path("model.onnx")
 
@@ -69,15 +71,25 @@ class _Acme(ExecuTorchTarget):
         del path
         return self.runtime
 
+    def write(self, job: Any, path: Path) -> Any:
+        del path
+        self.runtime = _Runtime(job.module, self.runtime.change)
+
 
 class _WithExact(_Acme):
-    def __init__(self, job: Any, change: Any, exact: Any) -> None:
+    """``halved``: what the files written after the first compute."""
+
+    def __init__(self, job: Any, change: Any, exact: Any, halved: Any = None) -> None:
         super().__init__(job, change)
-        self.right = _Runtime(job.module, exact)
+        self.right, self.halved = _Runtime(job.module, exact), halved or change
 
     def exact(self, path: Path) -> Any:
         del path
         return self.right
+
+    def write(self, job: Any, path: Path) -> Any:
+        del path
+        self.runtime = _Runtime(job.module, self.halved)
 
 
 def test_equal_files_pass_and_sizes_rise_and_fall(job: Any) -> None:
@@ -127,13 +139,84 @@ def test_fixed_sizes_are_called_with_other_values(job: Any) -> None:
         check_agreement(fixed, _Acme(fixed, _one_answer), PATH)
 
 
-def test_shortcuts_of_a_cpu_are_noted(job: Any) -> None:
+def _same(outputs: list[Any], sizes: list[int]) -> list[Any]:
+    del sizes
+    return outputs
+
+
+@pytest.mark.parametrize("overflows", [True, False])
+def test_shortcuts_of_a_cpu_are_noted(
+    job: Any, overflows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The figures are those of the file as it runs here."""
-    found = check_agreement(job, _WithExact(job, _small_head, lambda o, s: o), PATH)
+    monkeypatch.setattr("backquant.deploy.run.overflows_here", lambda: overflows)
+    found = check_agreement(job, _WithExact(job, _small_head, _same, _same), PATH)
     assert "output 1 differs" in found.notes[0] and len(found.notes) == 1
     assert found.sqnr["output 1"] < 10 < found.sqnr["output 0"]
     with pytest.raises(backquant.ExportError, match="output 1 differs"):
         check_agreement(job, _WithExact(job, _small_head, _small_head), PATH)
+
+
+def test_what_no_overflow_explains_is_refused(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right without integer kernels, wrong with them, also where no sum can overflow."""
+    monkeypatch.setattr("backquant.deploy.run.overflows_here", lambda: True)
+    with pytest.raises(backquant.ExportError, match="output 1 differs"):
+        check_agreement(job, _WithExact(job, _small_head, _same), PATH)
+
+
+class Several(nn.Module):
+    """Two read what ``body`` gives: OpenVINO scales it twice for one, unless files prevent that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1, bias=False)
+        self.head = nn.Conv2d(4, 6, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.body(self.stem(x).relu())
+        part = torch.max_pool2d(y, 2) + nn.functional.leaky_relu(y)[:, :, ::2, ::2]
+        return self.head(part), torch.sin(y)
+
+
+def test_a_wrong_rewrite_is_refused_and_the_fix_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mend in ("keep_zero_biases", "separate_weights"):
+        monkeypatch.setattr(f"backquant.deploy.openvino.{mend}", lambda model: None)
+    torch.manual_seed(0)
+    x = torch.rand(2, 3, 16, 16) - 0.1
+    qconfig_mapping = backquant.default_mapping("openvino")
+
+    def exported() -> Any:
+        model = backquant.quantize(
+            Several().eval(),
+            backend="openvino",
+            calibration=[x, 2.5 * x],
+            qconfig_mapping=qconfig_mapping,
+        )
+        axes = {"x": {0: "batch"}}
+        return backquant.export(
+            model, tmp_path / "m.xml", example_inputs=x, dynamic_shapes=axes, require=0.0
+        )
+
+    with pytest.raises(backquant.ExportError, match="computes something else") as caught:
+        exported()
+    assert "body, called after" in caught.value.where
+    eval(caught.value.fix.partition(" in quantize")[0])
+    assert min(exported().sqnr.values()) > 60
+
+
+def test_integers_of_half_the_size_fit_into_16_bits(job: Any) -> None:
+    made = halved(job)
+    before, after = job.module.state_dict(), made.module.state_dict()
+    assert before["fc.weight"].abs().max() > 64 >= after["fc.weight"].abs().max()
+    x = torch.randn(4, 8)
+    error = (made.module(x)[0] - job.module(x)[0]).norm() / job.module(x)[0].norm()
+    assert 0 < error < 0.05
+    [first, again] = (
+        [n.args[1:3] for n in m.module.graph.nodes if is_quantize(n)] for m in (job, made)
+    )
+    assert [(2 * scale, (zero_point + 1) // 2) for scale, zero_point in first] == again
 
 
 @pytest.mark.parametrize(("has_vnni", "notes"), [(False, 1), (True, 0)])
@@ -141,7 +224,7 @@ def test_what_sums_of_16_bits_cost_is_said_with_the_fix(
     job: Any, has_vnni: bool, notes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = replace(machine_facts(), architecture="x86_64", capabilities={"avx512_vnni": has_vnni})
-    monkeypatch.setattr("backquant.deploy.run.machine_facts", lambda: facts)
+    monkeypatch.setattr("backquant.deploy.overflow.machine_facts", lambda: facts)
     lossy = _WithExact(job, lambda o, s: [value * 1.05 for value in o], lambda o, s: o)
     found = check_agreement(job, lossy, PATH).notes
     assert len(found) == notes

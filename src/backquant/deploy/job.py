@@ -81,6 +81,11 @@ class ExportJob:
         decision = self.plan.decisions.get(node)
         return "" if decision is None else decision.module_path
 
+    @property
+    def input_edges(self) -> dict[str, QParams]:
+        """Those of ``edges`` that are inputs."""
+        return {name: q for name, q in self.edges.items() if not name.startswith(OUTPUT)}
+
     @cached_property
     def program(self) -> Program:
         """``module`` as ``torch.export`` captures it, with the node of ``module`` behind each of its own.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +21,9 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from backquant.deploy.exported import Exported, Written, edges_as_data
-from backquant.deploy.job import OUTPUT, ExpectedOperator, ExportJob
+from backquant.deploy.guilty import guilty_layer
+from backquant.deploy.job import ExpectedOperator, ExportJob
+from backquant.deploy.overflow import halved, overflows_here
 from backquant.deploy.roundings import (
     dithered_values,
     nested_output,
@@ -30,12 +33,11 @@ from backquant.deploy.roundings import (
 )
 from backquant.deploy.session import Loaded, LoadingTarget, resized
 from backquant.deploy.target import Target, staged
-from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
-from backquant.files import check_room
+from backquant.errors import BackquantError, CoverageError, ExportError, UsageError, literal
+from backquant.files import check_room, workspace
 from backquant.graph.objects import tensors_of
 from backquant.graph.queries import nodes_in
 from backquant.graph.silence import quiet
-from backquant.lower.machine import machine_facts
 from backquant.match.plan import Reason
 from backquant.operators.joined_outputs import JoinedOutput, joined_outputs
 from backquant.reason_codes import ReasonCode
@@ -47,12 +49,14 @@ _log = logging.getLogger("backquant")
 # 1. One loaded file is called on inputs drawn anew in the range of the examples, so that samples and outputs
 #    have distinct values.
 # 2. Where sizes are free, the calls rise and fall (3, 7, 2, 7 on each free axis, as far as bounds and the
-# model    allow; else the example's size, twice, half, twice): a program may keep what an earlier call has
-# left. 3. Each output is compared on its own, integers by the values that they stand for. What differs by a
-# third of    its size and by more than roundings lead the reference model (see ``roundings``) is an error.
-# 4. Where no call could be compared, a note says so. 5. A target may have a second way to run a file,
-# without the shortcuts of this CPU (sums of 16 bits where it    has no VNNI). What is right there is right
-# in the file, and noted; so is what the shortcuts cost where the two agree.
+#    model allow; else the example's size, twice, half, twice): a program may keep what an earlier call has
+#    left.
+# 3. Each output is compared on its own, integers by the values that they stand for. What differs by a third
+#    of its size and by more than roundings lead the reference model (see ``roundings``) is an error.
+# 4. Where no call could be compared, a note says so.
+# 5. A target may have a second way to run a file, without the shortcuts of this CPU. What is right there,
+#    and, where shortcuts are sums of 16 bits, in a file of the same model whose sums fit into them (see
+#    ``overflow``), is right in the file, and noted; so is what the shortcuts cost where the two agree.
 
 _NEAR = 10.0  # dB: the difference is a third of the output
 _MORE = 6.0  # dB: four times the noise that roundings make is no rounding
@@ -64,7 +68,8 @@ _FACTORS = (1.0, 2.0, 0.5, 2.0)
 
 @runtime_checkable
 class ExactTarget(Protocol):
-    """A target that can run a file without the shortcuts of this CPU: rule 5."""
+    """A target that can run a file without the shortcuts of this CPU: rule 5. On x86 without VNNI, it sums
+    products in 16 bits."""
 
     def exact(self, path: Path) -> Loaded:
         """Load a file that the target wrote."""
@@ -119,28 +124,37 @@ def check_agreement(job: ExportJob, target: Target, path: Path) -> Agreement:
         if sqnr is None:
             return Agreement((f"nothing was compared in {target.name}: {why}",))
         return Agreement(_cost_here(target, path, calls, sqnr), sqnr)
-    if isinstance(target, ExactTarget):
-        differs, _ = _first_wrong(target.exact(path), calls)
-        if differs is None:
+    sqnr_if_wrong = partial(_sqnr_if_wrong, target, path.name)
+    if isinstance(target, ExactTarget) and _first_wrong(target.exact(path), calls)[0] is None:
+        suspect = halved(job) if overflows_here() else None
+        if suspect is None or not sqnr_if_wrong(suspect):
             note = f"on this CPU {target.name}'s own shortcuts differ from the file: {wrong}"
             _log.warning("%s: %s", path.name, note)
             return Agreement((note,), sqnr or {})
+        job = suspect
+    layer = guilty_layer(job, sqnr_if_wrong)
     raise ExportError(
         f"{target.name} computes something else than the reference model: {wrong}",
-        where=f"{path.name}, called after it was written",
-        fix="leave the operator out of the quantization, or export to another target",
+        where=f"{layer or path.name}, called after it was written",
+        fix=(layer and f"qconfig_mapping.set_module_name({literal(layer)}, None) in quantize, or\n")
+        + "export to another target, and report it, please",
     )
+
+
+def _sqnr_if_wrong(target: LoadingTarget, name: str, job: ExportJob) -> dict[str, float]:
+    """That of the outputs where the file of ``job``, written under ``name``, differs; else nothing."""
+    with workspace() as folder:
+        target.write(job, folder / name)
+        wrong, sqnr = _first_wrong(target.loaded(folder / name), [*_calls(job)])
+    return {} if wrong is None else sqnr or {}
 
 
 def _cost_here(
     target: Target, path: Path, calls: Sequence[_Call], sqnr: Mapping[str, float]
 ) -> tuple[str, ...]:
     """What sums of 16 bits cost on this CPU, where that is as much as quantization itself."""
-    facts = machine_facts()
     here = min(sqnr.values(), default=_UNHEARD)
-    if not facts.is_x86 or facts.has_vnni or here >= _UNHEARD:
-        return ()
-    if not isinstance(target, ExactTarget):
+    if not isinstance(target, ExactTarget) or not overflows_here() or here >= _UNHEARD:
         return ()
     _, exact = _first_wrong(target.exact(path), calls)
     there = min((exact or sqnr).values())
@@ -200,8 +214,7 @@ def _sized(job: ExportJob, wanted: float) -> tuple[tuple[Any, ...], dict[str, An
 
 def _integers_in(job: ExportJob) -> frozenset[torch.dtype]:
     """The dtypes of inputs whose integers stand for floats."""
-    inputs = (q for name, q in job.edges.items() if not name.startswith(OUTPUT))
-    return frozenset(qparams.dtype for qparams in inputs)
+    return frozenset(qparams.dtype for qparams in job.input_edges.values())
 
 
 def _drawn(inputs: Any, integers: Collection[torch.dtype] = ()) -> Any:

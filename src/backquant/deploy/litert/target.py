@@ -140,17 +140,8 @@ class LoadedFile:
     """See ``backquant.deploy.session.Loaded``: arrays as the model takes and gives them, which a file
     with its channels last takes and gives in another order."""
 
-    def __init__(
-        self,
-        content: bytes,
-        *,
-        reference: bool = False,
-        delegates: bool = True,
-        threads: int = 1,
-    ) -> None:
-        self.interpreter = interpreter_of(
-            content, reference=reference, delegates=delegates, threads=threads
-        )
+    def __init__(self, content: bytes, *, reference: bool = False, threads: int = 1) -> None:
+        self.interpreter = interpreter_of(content, reference=reference, threads=threads)
         self._channels_last = _is_channels_last(content)
         self._inputs = self.interpreter.get_input_details()
         self._outputs = self.interpreter.get_output_details()
@@ -311,10 +302,6 @@ class LiteRTTarget:
     def loaded(self, path: Path) -> LoadedFile:
         """See ``backquant.deploy.session``."""
         return LoadedFile(path.read_bytes())
-
-    def exact(self, path: Path) -> LoadedFile:
-        """See ``backquant.deploy.run``: without XNNPACK."""
-        return LoadedFile(path.read_bytes(), delegates=False)
 
 
 def written_file(job: ExportJob) -> tuple[Network, bytes]:
