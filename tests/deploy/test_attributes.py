@@ -49,6 +49,9 @@ ONCE_WRONG = {
     ("onnx", "aten.squeeze.dim"): ("dim=2",),
     ("onnx", "aten.elu.default"): ("input_scale=0.5", "alpha=0.5, scale=2.0, input_scale=0.5"),
     ("litert", "aten.flip.default"): ("dims=[]", "dims=[1, 2]"),
+    ("litert", "aten.narrow.default"): ("dim=1, start=0, length=2",),
+    ("onnx", "aten.clamp.default"): ("min=2, max=2.0", "min=-1.0, max=2"),
+    ("openvino", "aten.adaptive_avg_pool1d.default"): ("output_size=[1]",),
 }
 
 

@@ -82,7 +82,7 @@ def export_program(
         if found is None:
             raise _refusal(reason, dynamic_shapes, failure_of(error, module)) from error
         exported = found
-    spread_numbers(exported.graph)
+    settle_numbers(exported.graph)
     return _functional(Program(exported, _origins(exported.graph)))
 
 
@@ -147,11 +147,12 @@ def _functional(program: Program) -> Program:
     return Program(exported, origins_of_stacks(exported.graph))
 
 
-def spread_numbers(graph: fx.Graph) -> None:
-    """One number for all axes (``stride=[2]`` of images) becomes one for each, in place, as files have it.
+def settle_numbers(graph: fx.Graph) -> None:
+    """Numbers as files have them, in place: one for all axes (``stride=[2]`` of images) becomes one for each,
+    and numbers of one call that are integers and floats (``clamp(0, 0.5)``) become floats.
 
     >>> pooled = torch.export.export(nn.MaxPool2d([3], [2]), (torch.zeros(1, 1, 8, 8),))
-    >>> spread_numbers(pooled.graph)
+    >>> settle_numbers(pooled.graph)
     >>> pooled.graph.output_node().args[0][0].args[1:]
     ([3, 3], [2, 2])
     """
@@ -160,6 +161,19 @@ def spread_numbers(graph: fx.Graph) -> None:
             arguments = node.target._schema.arguments
             given = itertools.zip_longest(node.args, arguments[: len(node.args)])
             node.args = tuple(_spread(value, argument) for value, argument in given)
+            _settle_types(node, arguments)
+
+
+def _settle_types(node: fx.Node, arguments: Any) -> None:
+    places = {argument.name: place for place, argument in enumerate(arguments)}
+    named = dict(zip(places, node.args, strict=False)) | node.kwargs
+    numbers = {a.name: named.get(a.name) for a in arguments if "number" in str(a.type)}
+    if any(type(number) is float for number in numbers.values()):
+        for name, number in numbers.items():
+            if type(number) is int and name in node.kwargs:
+                node.update_kwarg(name, float(number))
+            elif type(number) is int:
+                node.update_arg(places[name], float(number))
 
 
 def _spread(value: Any, argument: Any) -> Any:

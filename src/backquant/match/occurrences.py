@@ -179,8 +179,8 @@ def _is_beside_a_number(occurrence: Occurrence) -> bool:
 
 
 def whole_tuples(graph: GraphIndex) -> frozenset[str]:
-    """Names of nodes that give tuples which are joined as they are (``torch.cat(x.chunk(2))``), and of what
-    joins them: a tuple is not observed.
+    """Names of nodes that give tuples which are joined as they are (``torch.cat(x.chunk(2))``), of what
+    joins them, and of poolings that give indices, too: a tuple is not observed.
 
     >>> gm = fx.symbolic_trace(lambda x: torch.cat(x.chunk(3)[1:]) + torch.cat([x, x]))
     >>> sorted(whole_tuples(GraphIndex(gm)))
@@ -188,6 +188,8 @@ def whole_tuples(graph: GraphIndex) -> frozenset[str]:
     """
     found: set[str] = set()
     for node in graph.calls():
+        if getattr(graph.module_of(node), "return_indices", False):
+            found.add(node.name)
         known = find(node.target) if node.op == "call_function" else None
         source = node.args[0] if node.args else node.kwargs.get("tensors")
         if known is None or not known.takes_list or not isinstance(source, fx.Node):

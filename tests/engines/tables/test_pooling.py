@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import backquant
+
 
 def _one(tools, function, out=None, module=None):
     """quantize, one operator, quantize; ``out`` None: the input's qparams."""
@@ -117,3 +119,29 @@ def test_what_is_refused(tools):
         tools.assert_within(lowered.graph_module(x), reference(x), tools.u8.scale)
     reference = _one(tools, lambda x: F.avg_pool2d(x, 2), tools.qparams(0.07, 80))
     assert [r.rule for r in tools.lower(reference).left_in_float] == ["other-qparams"]
+
+
+class _Positions(nn.Module):
+    def __init__(self, pool, is_whole):
+        super().__init__()
+        self.stem, self.pool, self.last = nn.Conv2d(4, 4, 1), pool, nn.Conv2d(4, 4, 1)
+        self.is_whole = is_whole
+
+    def forward(self, x):
+        found = self.pool(self.stem(x))
+        last = self.last(found[0])
+        return (last, found[1]) if self.is_whole else last
+
+
+@pytest.mark.parametrize("capture", ["auto", "export"])
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("kind", [nn.MaxPool2d, nn.AdaptiveMaxPool2d])
+def test_poolings_that_give_positions(kind, is_whole, capture):
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 4, 8, 8), _Positions(kind(2, return_indices=True), is_whole).eval()
+    made = backquant.quantize(model, x, calibration=[x], capture=capture, slower="keep")
+    wanted, found = model(x), made(x)
+    if is_whole:
+        assert (found[1] == wanted[1]).float().mean() > 0.9
+        wanted, found = wanted[0], found[0]
+    assert (found - wanted).norm() < 0.05 * wanted.norm()

@@ -188,6 +188,13 @@ def _slice(call: Call) -> Value:
     return _cut(call, value, axis, start, step)
 
 
+@TABLE.moves("narrow")
+def _narrow(call: Call) -> Value:
+    if isinstance(call.shape[call.arg("dim")], Free):
+        raise UnsupportedError("a part of a free size")
+    return _slice(call)
+
+
 @TABLE.moves("select.int")
 def _selected(call: Call) -> Value:
     value = call.source

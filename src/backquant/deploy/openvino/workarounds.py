@@ -547,7 +547,7 @@ _NORMS = (
     *("GroupNormalization", "InstanceNormalization", "LayerNormalization"),
     "MeanVarianceNormalization",
 )
-_SUMS = ("ReduceMean", "ReduceSum")
+_SUMS = ("GlobalAveragePool", "ReduceMean", "ReduceSum")
 
 #: Operators that OpenVINO takes a scale through.
 _PASSED = frozenset(

@@ -312,7 +312,7 @@ def _module_at(
     up says."""
     with suppress(AttributeError):
         found = get_module(root, place.path)
-        if type(found) is not nn.Module:
+        if type(found) is not nn.Module and not getattr(found, "return_indices", False):
             return found
     if len(nodes) != 1 or not place.cls.startswith("torch.nn.modules."):
         return None
