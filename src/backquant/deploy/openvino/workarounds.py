@@ -26,6 +26,8 @@ from backquant.deploy.onnx.rewrite import (
     replace,
     rewrite,
 )
+from backquant.deploy.openvino.session import OpenVinoSession
+from backquant.deploy.roundings import float_tensors, ratio
 from backquant.errors import ExportError
 from backquant.lower.machine import machine_facts
 
@@ -394,15 +396,10 @@ def _arrays(value: Any) -> list[np.ndarray]:
 
 def _outputs(path: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     """What OpenVINO computes in this process; ``None`` where it does not take these inputs."""
-    import openvino
-
-    hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     try:
-        model = openvino.Core().compile_model(str(path), "CPU", hints)
-        results = model(list(inputs))
+        return OpenVinoSession(path, 1, is_exact=True).run(inputs)
     except RuntimeError:
         return None
-    return [np.array(results[item]) for item in model.outputs]
 
 
 def _outputs_without_amx(path: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
@@ -421,14 +418,12 @@ def _outputs_without_amx(path: Path, inputs: Sequence[np.ndarray]) -> list[np.nd
 
 def _ratio(wanted: Sequence[np.ndarray], got: Sequence[np.ndarray] | None) -> float | None:
     """The least signal-to-noise ratio of the floating-point outputs, in dB; ``None``: they do not compare."""
-    if got is None or [a.shape for a in wanted] != [b.shape for b in got]:
-        return None
-    ratios = []
-    for one, two in zip(wanted, got, strict=True):
-        signal, noise = float(np.square(one).sum()), float(np.square(one - two).sum())
-        if np.issubdtype(one.dtype, np.floating) and signal > 0:
-            ratios.append(120.0 if noise <= signal * 1e-12 else 10 * np.log10(signal / noise))
-    return float(min(ratios)) if ratios and np.isfinite(ratios).all() else None
+    found = [] if got is None else list(map(torch.as_tensor, got))
+    return (
+        ratio(float_tensors([*map(torch.as_tensor, wanted)]), float_tensors(found))
+        if found
+        else None
+    )
 
 
 # Fourier transforms as OpenVINO (2026.4) reads them right.
