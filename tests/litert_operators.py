@@ -97,6 +97,7 @@ MOVES: dict[str, Function] = {
     "channel_shuffle": nn.ChannelShuffle(2),
 }
 IN_FLOAT: dict[str, Function] = {
+    "less a multiple": lambda x: torch.rsub(x, 1, alpha=2),
     "layer_norm": nn.Sequential(nn.Conv2d(4, 6, 1), nn.LayerNorm([6, 9, 8])),
     "group_norm": nn.Sequential(nn.Conv2d(4, 6, 1), nn.GroupNorm(2, 6)),
     "instance_norm": nn.Sequential(nn.Conv2d(4, 6, 1), nn.InstanceNorm2d(6)),

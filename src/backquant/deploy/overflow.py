@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from backquant.deploy.job import ExportJob
-from backquant.graph import rebuilt, shallow_copy
+from backquant.graph import copied_graph, shallow_copy
 from backquant.lower.machine import machine_facts
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize, qparams_of
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
@@ -32,7 +32,7 @@ def halved(job: ExportJob) -> ExportJob:
     Operators, shapes and zero points other than 0 stay, so that a runtime rewrites it alike. Weights of fewer
     bits, integers at the edges of the model and what is measured at each call stay as they are.
     """
-    module = rebuilt(fx.GraphModule, job.module, shallow_copy(job.module))
+    module = fx.GraphModule(shallow_copy(job.module), copied_graph(job.module.graph))
     for part in module.modules():
         for name in part.weight_names if isinstance(part, IntegerWeights) else ():
             if _is_wide(vars(part)[f"{name}_quant_min"], vars(part)[f"{name}_quant_max"]):

@@ -144,6 +144,8 @@ def _aligned(call: Call, value: Value, layout: Layout) -> Tensor:
 
 def _together(code: str, call: Call, values: list[Value], **options: Any) -> Value:
     tensors, layout = common(call, values)
+    if len({tensor.dtype for tensor in tensors[code == "SELECT_V2" :]}) > 1:
+        raise UnsupportedError("operands of two types")
     return call.emit(code, tensors, layout, **options)
 
 
@@ -152,10 +154,10 @@ def _of_two(code: str, call: Call, *names: str) -> Value:
     return _together(code, call, [call.read(name) for name in names or ("self", "other")])
 
 
-def _binary(code: str, call: Call) -> Value:
-    """Of kernels that clamp."""
+def _binary(code: str, call: Call, *names: str) -> Value:
+    """Of kernels that clamp. ``names``: as of ``_of_two``."""
     alpha = call.arg("alpha", 1)
-    values = [call.read("self"), call.read("other")]
+    values = [call.read(name) for name in names or ("self", "other")]
     if alpha != 1:
         if call.integer:
             raise UnsupportedError("an addition with alpha on integers")
@@ -305,7 +307,7 @@ def _masked_fill(call: Call) -> Value:
 for _code in ("ADD", "SUB", "MUL"):
     _names = f"{_code.lower()}.Tensor {_code.lower()}.Scalar"
     TABLE.add(_names, partial(_binary, _code), _few_axes, fuses=True)
-TABLE.add("rsub.Scalar", lambda call: _of_two("SUB", call, "other", "self"), _few_axes)
+TABLE.add("rsub.Scalar", lambda call: _binary("SUB", call, "other", "self"), _few_axes)
 for _code in ("MAXIMUM", "MINIMUM"):
     TABLE.add(_code.lower(), partial(_selected, _code), _few_axes, keeps=True)
 for _names, _code in {
