@@ -17,9 +17,9 @@ import torch
 from torch import fx
 
 from backquant.deploy.job import OUTPUT, ExportJob
-from backquant.deploy.program import quiet
 from backquant.deploy.read_sizes import Recorder
 from backquant.graph import returning
+from backquant.graph.silence import quiet
 from backquant.lower.qdq import is_dequantize, is_quantize
 
 _TRIED = 5  # layers
