@@ -49,6 +49,7 @@ RESULTS_OWN = frozenset(
             "backend_config",
             "changes",
             "check_finite",
+            "check_unedited",
         ),
         *(
             "compilation",

@@ -24,7 +24,7 @@ def ours(model: torch.nn.Module, backend_name: str, engine: str) -> SimpleNamesp
     backend = get_backend_config(backend_name)
     captured = capture(model)
     fusions = plan_fusion(captured.module, backend)
-    fused, scopes, provenance = apply_fusion(
+    fused, scopes, provenance, *_ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
     decided = make_plan(

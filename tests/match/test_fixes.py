@@ -74,7 +74,7 @@ def test_fixes_of_the_zoo(zoo_model: SimpleNamespace, backend_name: str, request
     backend = get_backend_config(backend_name)
     captured = capture(zoo_model.model)
     fusions = plan_fusion(captured.module, backend)
-    fused, scopes, _ = apply_fusion(
+    fused, scopes, *_ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
     mapping = QConfigMapping().set_global(REQUESTS[request_name])
@@ -115,7 +115,7 @@ def test_fixes_where_nothing_was_asked(backend_name: str) -> None:
     backend = get_backend_config(backend_name)
     captured = capture(EveryKind().eval())
     fusions = plan_fusion(captured.module, backend)
-    fused, scopes, _ = apply_fusion(
+    fused, scopes, *_ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
     before = make_plan(fused, scopes, backend, QConfigMapping()).decisions

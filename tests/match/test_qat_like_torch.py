@@ -41,7 +41,9 @@ def test_decisions_equal(
     backend = get_backend_config(backend_name)
     captured = capture(model)
     fusions = plan_fusion(captured.module, backend, is_qat=True)
-    fused, scopes, _ = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=True)
+    fused, scopes, *_ = apply_fusion(
+        captured.module, captured.scopes, fusions, backend, is_qat=True
+    )
     assert [n.name for n in fused.graph.nodes] == expected.fused_names
     modules = dict(fused.named_modules(remove_duplicate=False))
     assert {

@@ -89,7 +89,7 @@ def test_rules_equal_pytorchs(zoo_model: SimpleNamespace, seed: int, oracle: Any
     backend = get_backend_config("x86")
     captured = capture(zoo_model.model)
     fusions = plan_fusion(captured.module, backend)
-    fused, scopes, _ = apply_fusion(
+    fused, scopes, *_ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
     hits = resolve(GraphIndex(fused), scopes, RuleTable(ours), backend)
@@ -115,7 +115,7 @@ def decide(mapping: QConfigMapping, model: nn.Module | None = None) -> Plan:
     backend = get_backend_config("x86")
     captured = capture((model or Tower()).eval())
     fusions = plan_fusion(captured.module, backend)
-    fused, scopes, _ = apply_fusion(
+    fused, scopes, *_ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
     return make_plan(fused, scopes, backend, mapping, fusions=fusions)

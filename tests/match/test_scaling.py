@@ -86,7 +86,7 @@ def test_requests_are_read_once(depth: int) -> None:
     backend = get_backend_config("x86")
     captured = capture(Tower(depth).eval())
     fusions = plan_fusion(captured.module, backend)
-    fused, scopes, _ = apply_fusion(
+    fused, scopes, *_ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
     make_plan(fused, scopes, backend, QConfigMapping().set_global(QConfig(Counting, Counting)))

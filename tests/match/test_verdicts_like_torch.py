@@ -104,7 +104,7 @@ def test_verdicts_equal(
     backend = get_backend_config(backend_name)
     captured = capture(zoo_model.model)
     fusions = plan_fusion(captured.module, backend)
-    fused, scopes, _ = apply_fusion(
+    fused, scopes, *_ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
     decided = make_plan(fused, scopes, backend, bq.QConfigMapping().set_global(ours))
@@ -178,7 +178,7 @@ def test_weights_of_modules_are_looked_at(tail: list[Any], low: int, quantized: 
     backend = get_backend_config("executorch")
     captured = capture(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), *tail).eval())
     fusions = plan_fusion(captured.module, backend)
-    fused, scopes, _ = apply_fusion(
+    fused, scopes, *_ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
     [decision] = make_plan(fused, scopes, backend, mapping, fusions=fusions).decisions.values()

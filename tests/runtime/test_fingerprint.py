@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import backquant as bq
-from backquant.errors import UsageError
 from backquant.runtime.unchanged import fingerprint
 
 
@@ -33,16 +32,14 @@ def test_weights_and_names_do_not_count(x: torch.Tensor, tmp_path) -> None:
         assert torch.equal(fingerprint(twin.graph_module), fingerprint(model.graph_module))
 
 
-def test_weights_of_a_file_with_other_qparams_are_refused(x: torch.Tensor, tmp_path: Path) -> None:
-    """A model from a file has no reference model from which it could be lowered again."""
+def test_weights_of_a_file_with_other_qparams_are_taken(x: torch.Tensor, tmp_path: Path) -> None:
+    """A model from a file is lowered again, from the reference model that the file has."""
     for name, scale in (("one.bq", 1), ("three.bq", 3)):
         bq.save(quantized(scale * x), tmp_path / name)
     model, other = bq.load(tmp_path / "one.bq"), bq.load(tmp_path / "three.bq")
-    before = {name: value.clone() for name, value in other.state_dict().items()}
-    with pytest.raises(UsageError, match="other qparams"):
-        other.load_state_dict(model.state_dict())
-    for name, value in other.state_dict().items():
-        assert torch.equal(value, before[name])
+    assert not torch.equal(other(x), model(x))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), model(x))
     twin = bq.load(tmp_path / "one.bq")
     twin.load_state_dict(model.state_dict())
     assert torch.equal(twin(x), model(x))

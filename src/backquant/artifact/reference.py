@@ -55,7 +55,7 @@ def encode_reference(
 
 def decode_reference(stored: dict[str, Any], decoder: Decoder, record: Record) -> ReferenceModel:
     """The reference model, with what ``record`` knows of it."""
-    decoded = ModuleDecoder(decoder).decode(stored["model"], "reference")
+    decoded = ModuleDecoder(decoder).decode(stored["model"])
     if not isinstance(decoded, fx.GraphModule):
         raise TypeError("the reference model is no graph")
     for module in decoded.modules():

@@ -95,6 +95,7 @@ def clamped(kernel: _Kernel, low: int, high: int) -> _Kernel | None:
     """``kernel`` with its integers clamped to ``[low, high]``; ``None`` if it does not admit that.
 
     >>> from backquant.lower.kernels.linear import LinearConfig
+    >>> from backquant.lower.kernels.packed import WeightTensors
     >>> one, zero = torch.ones(1, 1, dtype=torch.int8), torch.zeros(1, dtype=torch.int64)
     >>> plain = OnednnLinear(
     ...     LinearConfig(1.0, 0, 0.5, 10, torch.uint8), WeightTensors(one, torch.ones(1), zero, None)
@@ -131,6 +132,7 @@ def with_function(kernel: _Kernel, table: LookupConfig) -> _Kernel | None:
     """``kernel`` with the function of ``table`` behind it; ``None`` if it does not admit that.
 
     >>> from backquant.lower.kernels.linear import LinearConfig
+    >>> from backquant.lower.kernels.packed import WeightTensors
     >>> one, zero = torch.ones(1, 1, dtype=torch.int8), torch.zeros(1, dtype=torch.int64)
     >>> plain = OnednnLinear(
     ...     LinearConfig(1.0, 0, 0.5, 10, torch.uint8), WeightTensors(one, torch.ones(1), zero, None)

@@ -9,6 +9,8 @@ from backquant import artifact
 from backquant.pipeline.lower import lowered_again
 from backquant.runtime import QuantizedModel
 
+__all__ = ["load"]
+
 
 def load(
     path: str | os.PathLike[str], *, allow: Sequence[str] = (), verify: bool = True
