@@ -171,7 +171,7 @@ REFUSED = [
     "torch._C.parse_ir",
     "torch._utils._import_dotted_name",
     "backquant.load",
-    "backquant.artifact.store.load",
+    "backquant.artifact.store.read_model",
     "backquant.lower.kernels.views.warnings.warn",
     "backquant.lower.kernels.views._new_quantized",
     "backquant.lower.kernels.views.TypedStorage",

@@ -9,6 +9,6 @@ that it names is a path, a module to import outside of these packages, or source
 
 from __future__ import annotations
 
-from backquant.artifact.store import Description, describe, digest, load, save
+from backquant.artifact.store import Description, describe, digest, read_model, save
 
-__all__ = ["Description", "describe", "digest", "load", "save"]
+__all__ = ["Description", "describe", "digest", "read_model", "save"]

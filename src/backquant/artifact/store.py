@@ -58,7 +58,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
     >>> model = backquant.quantize(torch.nn.Linear(4, 4), calibration=[torch.randn(8, 4)])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(model, f"{folder}/model.bq")
-    ...     loaded = load(f"{folder}/model.bq")
+    ...     loaded = read_model(f"{folder}/model.bq")
     >>> x = torch.randn(2, 4)
     >>> torch.equal(loaded(x), model(x))
     True
@@ -125,10 +125,10 @@ def _literals(qparams: QParams) -> list[Any]:
     return [*numbers, str(dtype).removeprefix("torch.")]
 
 
-def load(
+def read_model(
     path: str | os.PathLike[str], *, allow: Sequence[str] = (), verify: bool = True
 ) -> QuantizedModel:
-    """``backquant.load``, but that the model cannot be lowered again, as ``load_state_dict`` does.
+    """``backquant.load``, but that the model cannot be lowered again, which ``load_state_dict`` needs.
 
     Raises what that raises.
     """

@@ -30,4 +30,4 @@ def load(
             that names something that is not allowed.
         EngineError: the engine that the model was lowered to does not run here.
     """
-    return lowered_again(artifact.load(path, allow=allow, verify=verify))
+    return lowered_again(artifact.read_model(path, allow=allow, verify=verify))
