@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from benchmarks.machine import machine
-from benchmarks.models import MODELS, build
+from benchmarks.models import MODELS, build, entry_of
 from benchmarks.peers import PEERS
 from benchmarks.plot import draw
 from benchmarks.results import Row, sqnr, table
@@ -41,10 +41,17 @@ ROOT = Path(__file__).resolve().parent.parent
 class Worker:
     """A peer's process; ``failed`` says why it has none."""
 
-    def __init__(self, peer: str, model: str, workspace: Path, options: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        peer: str,
+        model: str,
+        workspace: Path,
+        options: argparse.Namespace,
+        sources: Path = ROOT / "src",
+    ) -> None:
         self.peer, self.facts, self.failed = peer, {}, ""
         threads = options.threads
-        source = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        source = [str(ROOT), str(sources), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(threads),
@@ -120,7 +127,7 @@ class Schedule:
 
 def set_up(model: str, workspace: Path, batch: int = 1) -> None:
     """Weights and inputs, for all peers the same; as many samples for calibration, whatever the batch."""
-    made, entry = build(model), MODELS[model]
+    made, entry = build(model), entry_of(model)
     torch.manual_seed(1)
     stored = {
         "weights": made.state_dict(),

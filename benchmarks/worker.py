@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from benchmarks.models import MODELS
+from benchmarks.models import entry_of
 from benchmarks.peers import Inputs, Prepared, Task, load
 
 __all__ = ["main"]
@@ -29,11 +29,11 @@ __all__ = ["main"]
 def task_of(model: str, workspace: Path, threads: int) -> tuple[Task, list[Inputs]]:
     """The model with the weights and inputs that all its peers get."""
     stored = torch.load(workspace / "task.pt", weights_only=True)
-    made = MODELS[model].make().eval()
+    entry = entry_of(model)
+    made = entry.make().eval()
     made.load_state_dict(stored["weights"])
-    transformer = MODELS[model].transformer
     calibration, inputs = ([(x,) for x in stored[key]] for key in ("calibration", "inputs"))
-    return Task(model, made, calibration, threads, workspace, transformer), inputs
+    return Task(model, made, calibration, threads, workspace, entry.transformer), inputs
 
 
 def timed(prepared: Prepared, feed: Any, count: int) -> dict[str, list[float]]:

@@ -16,7 +16,7 @@ from benchmarks.models.bert import TOKENS, VOCABULARY, bert_base
 from benchmarks.stock.images import torchvision_model
 from benchmarks.stock.settle import settle
 
-__all__ = ["MODELS", "Entry", "build"]
+__all__ = ["MODELS", "SMALL", "Entry", "build", "entry_of"]
 
 
 def image(batch: int) -> torch.Tensor:
@@ -40,6 +40,28 @@ def _torchvision(builder: str, transformer: bool = False) -> Entry:
     return Entry(partial(torchvision_model, builder), transformer=transformer)
 
 
+def _features(count: int, batch: int) -> torch.Tensor:
+    return torch.randn(batch, count)
+
+
+def _linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 16))
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
+
+
+def _encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, activation="gelu")
+
+
+def _sequence(batch: int) -> torch.Tensor:
+    return torch.randn(batch, 32, 256)
+
+
 MODELS: dict[str, Entry] = {
     "resnet18": _torchvision("resnet18"),
     "resnet50": _torchvision("resnet50"),
@@ -54,10 +76,21 @@ MODELS: dict[str, Entry] = {
     "vit_b_16": _torchvision("vit_b_16", transformer=True),
     "bert_base": Entry(bert_base, tokens, transformer=True),
 }
+# Models of which a good part of a call is what comes before and after the kernels.
+SMALL: dict[str, Entry] = {
+    "linear": Entry(_linear, partial(_features, 16)),
+    "mlp": Entry(_mlp, partial(_features, 64)),
+    "encoder": Entry(_encoder, _sequence, transformer=True),
+}
+
+
+def entry_of(name: str) -> Entry:
+    """The model of ``MODELS`` or ``SMALL``."""
+    return MODELS[name] if name in MODELS else SMALL[name]
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
     """The model in evaluation mode: random weights, batch norms with the statistics of 8 inputs."""
     torch.manual_seed(seed)
-    entry = MODELS[name]
+    entry = entry_of(name)
     return settle(entry.make(), entry.sample)
