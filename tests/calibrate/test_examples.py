@@ -29,3 +29,10 @@ def test_a_loader_that_yields_labels_is_told_of_them() -> None:
     with pytest.raises(InputError) as caught:
         example_from(nn.Linear(3, 2), None, [[torch.ones(2, 3), torch.zeros(2)]])
     assert "without labels" in caught.value.fix
+
+
+def test_the_models_own_error_is_shown_once() -> None:
+    with pytest.raises(InputError) as caught:
+        example_from(nn.Linear(3, 2), None, [torch.ones(2, 4)])
+    first = caught.value.__cause__
+    assert isinstance(first, RuntimeError) and first.__cause__ is first.__context__ is None

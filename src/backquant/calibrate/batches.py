@@ -522,7 +522,7 @@ def _example_call(model: nn.Module, inputs: Any, subject: str, settles: bool = T
         fix = "\n".join(
             [*_advice(model, inputs, error), error.fix if subject == _EXAMPLE else call]
         )
-        raise InputError(what, where=error.where, fix=fix) from error
+        raise InputError(what, where=error.where, fix=fix) from error.__cause__
 
 
 def _advice(model: nn.Module, inputs: Any, error: InputError) -> Iterator[str]:

@@ -40,18 +40,23 @@ class ExampleCall(NamedTuple):
         >>> ExampleCall.of(nn.Linear(3, 2), torch.zeros(1, 3)).multiply_adds
         6
         """
-        counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
-        before = Snapshot(trial)
+        counter = MultiplyAdds()
         try:
-            with codes_run() as ran:
-                output = check_inputs(model, inputs, counter, draws, trial=trial)
+            return cls._counted(model, inputs, counter, counter)
         except WritesParameterError:
             raise
-        except InputError:  # counting takes operators apart, which may be what failed
-            counter, draws, trial = MultiplyAdds(), Draws(), own_buffers(model)
-            before = Snapshot(trial)
-            with codes_run() as ran:
-                output = check_inputs(model, inputs, draws, trial=trial)
+        except InputError:
+            pass  # counting takes operators apart, which may be what failed
+        return cls._counted(model, inputs, MultiplyAdds())
+
+    @classmethod
+    def _counted(
+        cls, model: nn.Module, inputs: Any, counter: MultiplyAdds, *modes: MultiplyAdds
+    ) -> ExampleCall:
+        draws, trial = Draws(), own_buffers(model)
+        before = Snapshot(trial)
+        with codes_run() as ran:
+            output = check_inputs(model, inputs, *modes, draws, trial=trial)
         state = state_of(model, trial, inputs, before.changed(), output)
         outside = outside_of(model, inputs, output, ran)
         return cls(inputs, output, draws.found, counter.count, state, outside)
