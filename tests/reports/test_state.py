@@ -224,6 +224,26 @@ class Adapting(nn.Module):
         return self.norm(x)
 
 
+class PastVersions(Averaged):
+    """Writes that PyTorch counts no version of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x - self.mean
+        self.mean.data.mul_(0.9).add_(0.1 * x.mean(0))
+        return found
+
+
+class InABareModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = nn.Module()
+        self.held.mean = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.held.mean = 0.9 * self.held.mean + 0.1 * x.mean(0)
+        return x - self.held.mean
+
+
 STATEFUL = [Averaged, InPlace, Copied, Ring, Cache, Counter, Growing, Window, Previous]
 STATEFUL += [InAnObject, InANamespace, InAnArray, InAHiddenModule, Countdown, FirstCall]
 STATEFUL += [FirstSeen, OtherMemory, Adapting]
@@ -288,6 +308,15 @@ class Between(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.relu(self.kind(self.first(x))))
+
+
+@pytest.mark.parametrize("kind", [PastVersions, InABareModule])
+def test_state_that_no_version_or_class_shows(kind: type) -> None:
+    model = Between(kind).eval()
+    before = copy.deepcopy(model)
+    quantized = backquant.quantize(model, calibration=BATCHES, backend="x86", slower="keep")
+    with torch.no_grad():
+        assert all(_decibels(before(x), quantized(x)) > 18 for x in BATCHES)
 
 
 def _decibels(wanted: Tensor, found: Tensor) -> float:

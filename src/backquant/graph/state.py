@@ -53,17 +53,15 @@ class Attribute(NamedTuple):
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that a user wrote, and layers with buffers, which a ``forward`` may bring to training."""
+    """All, since hooks write into layers; not TorchScript, nor layers whose averages are in training."""
     for path, part in model.named_modules():
-        is_written = not is_leaf(part) or (bool(part._buffers) and not part.training)
-        if is_written and not isinstance(part, torch.jit.ScriptModule):
+        is_trained = is_leaf(part) and part.training and bool(part._buffers)
+        if not is_trained and not isinstance(part, torch.jit.ScriptModule):
             yield path, part
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
     held = {name: value for name, value in part._buffers.items() if value is not None}
-    if is_leaf(part):
-        return held
     return {name: value for name, value in vars(part).items() if name not in _OF_MODULES} | held
 
 
@@ -101,8 +99,14 @@ def _version(leaf: Any) -> int:
     if not isinstance(leaf, torch.Tensor):
         return hash(how_far(leaf))
     has_memory = type(leaf) is torch.Tensor and leaf.layout is torch.strided
-    place = leaf.data_ptr() if has_memory else 0
-    return hash((place, 0 if leaf.is_inference() else leaf._version))
+    if not has_memory:
+        return hash(0 if leaf.is_inference() else leaf._version)
+    values = (
+        leaf.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if (leaf.device.type == "cpu" and not leaf.is_complex())
+        else b""
+    )  # of .data, a kernel that keeps averages: written without a version
+    return hash((leaf.data_ptr(), 0 if leaf.is_inference() else leaf._version, values))
 
 
 def is_other(before: list[tuple[Any, int]], value: Any) -> bool:
@@ -199,7 +203,7 @@ def state_of(
         again = call(trial, inputs)
     except Exception:  # what the first call left has changed what the model does
         return _written_by(model, inputs, first)
-    written, trained = before.changed(), [key for key in first if is_leaf(_part(model, key))]
+    written, trained = before.changed(), [key for key in first if _is_trained(model, key)]
     once = [key for key in first if key not in written]
     written += _first_inputs(model, inputs, once)
     if trained or not written or not _is_read(model, inputs, written):
@@ -207,6 +211,11 @@ def state_of(
         return _written_by(model, inputs, trained or first_alone)
     read = [key for key in written if len(written) == 1 or _is_read(model, inputs, [key])]
     return _written_by(model, inputs, read or written)
+
+
+def _is_trained(model: nn.Module, key: Attribute) -> bool:
+    part = _part(model, key)
+    return is_leaf(part) and key.name in part._buffers
 
 
 def _part(model: nn.Module, key: Attribute) -> nn.Module:
