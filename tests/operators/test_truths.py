@@ -14,6 +14,7 @@ from backquant.backend_config import BackendConfig, BackendDefaults, DTypeConfig
 from backquant.operators import entries_of
 
 NAMES = (
+    "add",
     *(
         "relu6",
         "mul",
@@ -32,6 +33,7 @@ NAMES = (
     ),
     *("sum", "amax", "amin", "argmax", "argmin", "cat", "slice", "adaptive_max_pool2d", "gather"),
     *("index_select", "log_softmax"),
+    *("clamp", "log", "sqrt", "rsqrt", "trunc", "logsigmoid", "permute"),
 )
 INDEX = torch.tensor([0, 2, 1, 3])
 
@@ -52,6 +54,18 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "argmax": lambda x: x.argmax(1),
     "gt": lambda x: torch.gt(x, 0.1),
     "eq": lambda x: x.eq(x.abs()),
+    "log": lambda x: torch.log(x.abs() + 2),
+    "sqrt": lambda x: x.abs().sqrt(),
+    "rsqrt": lambda x: (x.absolute() + 2).rsqrt(),
+    "logsigmoid": F.logsigmoid,
+    # other names, which exports keep
+    "fix": torch.fix,
+    "divide": lambda x: torch.divide(x, torch.exp(x)),
+    "true_divide": lambda x: x.true_divide(x.exp()),
+    "clip": lambda x: x.clip(-0.5, 0.5),
+    "negative": torch.negative,
+    "concat": lambda x: torch.concat([x, -x], 1),
+    "permute_copy": lambda x: torch.permute_copy(x, (0, 2, 3, 1)),
 }
 
 

@@ -9,6 +9,7 @@ Those with a fixed range (sigmoid, tanh, …) are in ``fixed_qparams``.
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,28 +61,74 @@ def _prelu_module(_: Any, weight: Any) -> nn.Module | None:
     return filled(nn.PReLU(weight.numel(), device="meta"), weight=weight)
 
 
+_OF_ONE_VALUE = (
+    *(
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "square",
+    ),
+    *(
+        "abs",
+        "neg",
+        "sin",
+        "cos",
+        "tan",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+    ),
+    *("erf", "erfc", "floor", "ceil", "round", "trunc", "frac", "sign"),
+)
+
+
 def _of_one_value(name: str) -> Operator:
     """A function of torch and method of one name, which every value goes through by itself."""
+    same = {"abs": "absolute", "neg": "negative", "trunc": "fix"}.get(name)
+    names = (name, same) if same else (name,)
+    written = tuple(f for n in names for f in (getattr(torch, n), getattr(operator, n, None)) if f)
+    default = getattr(_aten, name).default
+    return Operator(
+        name=name,
+        family="activation",
+        sample=Sample(low=0.1 if name.startswith(("log", "sqrt", "rsqrt")) else -3.0),
+        functions=written,
+        methods=tuple(each for n in names for each in (n, f"{n}_")),
+        aten=(default,),
+        # an export keeps the other name
+        respelled={getattr(_aten, same).default: partial(function_call, written[0])}
+        if same
+        else {},
+    )
+
+
+def _of_module(name: str, module: type[nn.Module], function: Any, aten: Any) -> Operator:
+    """An activation with settings that is a module, and a function with the arguments of its overload."""
     return Operator(
         name=name,
         family="activation",
         sample=Sample(),
-        functions=(getattr(torch, name), *((operator.neg,) if name == "neg" else ())),
-        methods=(name, f"{name}_"),
-        aten=(getattr(_aten, name).default,),
+        modules=(module,),
+        functions=(function,),
+        aten=(aten.default,),
     )
 
 
 OPERATORS: tuple[Operator, ...] = (
-    *map(_of_one_value, ("exp", "abs", "neg")),
-    Operator(
-        name="softplus",
-        family="activation",
-        sample=Sample(),
-        modules=(nn.Softplus,),
-        functions=(F.softplus,),
-        aten=(_aten.softplus.default,),
-    ),
+    *map(_of_one_value, _OF_ONE_VALUE),
+    _of_module("softplus", nn.Softplus, F.softplus, _aten.softplus),
+    _of_module("selu", nn.SELU, F.selu, _aten.selu),
+    _of_module("logsigmoid", nn.LogSigmoid, F.logsigmoid, _aten.log_sigmoid),
+    _of_module("hardshrink", nn.Hardshrink, F.hardshrink, _aten.hardshrink),
+    _of_module("softshrink", nn.Softshrink, F.softshrink, _aten.softshrink),
     Operator(
         name="relu",
         family="activation",
@@ -127,6 +174,7 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(torch.clamp, torch.clip),
         methods=("clamp", "clamp_", "clip", "clip_"),
         aten=(_aten.clamp.default,),
+        respelled={_aten.clip.default: partial(function_call, torch.clamp)},
         qparams=QParamsRule.INPUT,
     ),
     Operator(

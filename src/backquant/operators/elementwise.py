@@ -130,9 +130,13 @@ OPERATORS: tuple[Operator, ...] = (
         name="div",
         family="elementwise",
         sample=_TWO,
-        functions=(operator.truediv, torch.div, torch.true_divide),
-        methods=("div", "div_", "true_divide"),
+        functions=(operator.truediv, torch.div, torch.true_divide, torch.divide),
+        methods=("div", "div_", "true_divide", "true_divide_", "divide", "divide_"),
         aten=(_aten.div.Tensor, _aten.div_.Tensor),
+        respelled=dict.fromkeys(
+            (_aten.true_divide.Tensor, _aten.divide.Tensor),
+            partial(function_call, operator.truediv),
+        ),
     ),
     Operator(
         name="pow",

@@ -64,7 +64,7 @@ class Weight:
 class Sample:
     """How to build and call an operator.
 
-    1. ``shapes`` are the inputs: float32 in ``[-3, 3]``, or integers below ``integers`` if set.
+    1. ``shapes`` are the inputs: float32 in ``[low, 3]``, or integers below ``integers`` if set.
     2. ``module_args`` construct the module spelling.
     3. ``call`` holds the positional arguments of the function and method spellings, ``INPUT`` and
        ``Weight`` marking tensors; ``aten`` those of the aten overloads where they differ.
@@ -76,6 +76,7 @@ class Sample:
     call: tuple[Any, ...] = (INPUT,)
     aten: tuple[Any, ...] | None = None
     integers: int | None = None
+    low: float = -3.0
 
     @property
     def aten_call(self) -> tuple[Any, ...]:
@@ -86,7 +87,9 @@ class Sample:
         generator = torch.Generator().manual_seed(SEED)
         if self.integers is not None:
             return tuple(torch.randint(self.integers, s, generator=generator) for s in self.shapes)
-        return tuple(torch.rand(s, generator=generator) * 6 - 3 for s in self.shapes)
+        return tuple(
+            torch.rand(s, generator=generator) * (3 - self.low) + self.low for s in self.shapes
+        )
 
 
 class _Call(nn.Module):

@@ -86,6 +86,9 @@ OPERATORS: tuple[Operator, ...] = (
         Sample(_TWO, call=([INPUT, INPUT], 1)),
         functions=CAT,
         aten=(_aten.cat.default,),
+        respelled=dict.fromkeys(
+            (_aten.concat.default, _aten.concatenate.default), partial(function_call, torch.cat)
+        ),
         takes_list=True,
     ),
     _moves(
@@ -143,7 +146,9 @@ OPERATORS: tuple[Operator, ...] = (
         methods=("permute",),
         aten=(_aten.permute.default,),
         exported_as="permute",
-        respelled={_aten.permute.default: partial(method_call, "permute")},
+        respelled=dict.fromkeys(
+            (_aten.permute.default, _aten.permute_copy.default), partial(method_call, "permute")
+        ),
         portable={_aten.permute_copy.default: torch.permute},
     ),
     _moves(
