@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
-from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    ObservationType,
+)
 from backquant.backend_config.conditions import has_conditions
+from backquant.dtypes import is_quantized
 from backquant.graph import GraphIndex, Scope
 from backquant.graph.shapes import GraphValues, is_wide
 from backquant.match.conditions import unmet
@@ -40,6 +47,7 @@ from backquant.match.roles import CustomMatching, requested_kind, roles_of
 from backquant.match.rules import Hit, QConfigReader, RuleTable, resolve
 from backquant.match.scale_rules import WeightSums
 from backquant.match.verdict import Judge, QConfigRequest
+from backquant.operators import find
 from backquant.operators.facts import UseFacts
 from backquant.qconfig import QConfigMapping
 from backquant.reason_codes import ReasonCode
@@ -196,13 +204,24 @@ class _Facts:
             other = (*other, _WHOLE_TUPLE)
         if other:
             return (other,) * len(config.dtype_configs)
+        states = self._unmeasured(anchor, config)
         if not has_conditions(config) and not in_blocks and not given_in_blocks:
-            return ()
+            return states
         in_each_order = [self._unmet_so(each, config, requests) for each in use.orders()]
-        return tuple(
-            next((one for one in found if not one), found[0])
-            for found in zip(*in_each_order, strict=True)
+        found = tuple(
+            next((one for one in so if not one), so[0]) for so in zip(*in_each_order, strict=True)
         )
+        return tuple(map(operator.add, states, found)) if states else found
+
+    def _unmeasured(
+        self, anchor: fx.Node, config: BackendPatternConfig
+    ) -> tuple[tuple[Refusal, ...], ...]:
+        """The same where the result is a tuple with states; nothing of other operators."""
+        key = self.graph.key(anchor)
+        known = None if key is None else find(key.op)
+        if known is None or not known.gives_state:
+            return ()
+        return tuple((_STATES,) if _has_output_scale(c) else () for c in config.dtype_configs)
 
     @staticmethod
     def _unmet_so(
@@ -263,6 +282,18 @@ _WHOLE_TUPLE = Refusal(
     "the tensors, one by one",
     "one, two = …",
 )
+
+
+_STATES = Refusal(
+    ReasonCode.WHOLE_TUPLE,
+    "one output scale for a result and its states",
+    "layers that are quantized at each call",
+    "is_dynamic: true and output_dtype: float32 in the description",
+)
+
+
+def _has_output_scale(config: DTypeConfig) -> bool:
+    return not config.is_dynamic and is_quantized(config.output_dtype)
 
 
 def _wide_tensors(occurrence: Occurrence, values: GraphValues) -> tuple[Refusal, ...]:

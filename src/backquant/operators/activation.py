@@ -107,6 +107,7 @@ def _of_one_value(name: str) -> Operator:
         respelled={getattr(_aten, same).default: partial(function_call, written[0])}
         if same
         else {},
+        pole=0 if name in ("log", "log2", "log10", "rsqrt", "reciprocal") else None,
     )
 
 

@@ -48,6 +48,7 @@ OPERATORS: tuple[Operator, ...] = tuple(
         modules=(rnn,),
         weight_channel_axis=0,
         reference=ref,
+        gives_state=rnn in (nn.LSTMCell, nn.LSTM, nn.GRU),
     )
     for rnn, ref in PAIRS
 )
