@@ -5,7 +5,8 @@
 
 Both run this checkout's benchmark, on the same weights and inputs, each in a process of its own, one thread
 on one core, in turns (the order changes from round to round). A figure is this checkout's time divided by the
-other's: of the fastest call, and the median over the rounds of the fastest of a round.
+other's: of the fastest call, and the median over the rounds of the fastest of a round. ``quantize`` chooses
+by timings: where the two have not the same kernels, the row says so; it compares plans then, not calls.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from benchmarks.speed import ROOT, Worker, options_of, set_up
 OURS = ("backquant", "backquant_library", "backquant_compiled")
 
 
-def ratios(model: str, peer: str, sources: Sequence[Path], rounds: int) -> tuple[float, float]:
-    """This checkout's CPU time for a call over the other's: best of all, and median of the rounds."""
+def ratios(
+    model: str, peer: str, sources: Sequence[Path], rounds: int
+) -> tuple[float, float, bool]:
+    """This checkout's CPU time for a call over the other's: best of all, median of the rounds, and whether
+    both run the same kernels."""
     options = options_of(["--clock", "cpu"])
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
@@ -47,7 +51,8 @@ def ratios(model: str, peer: str, sources: Sequence[Path], rounds: int) -> tuple
             worker.close()
     ours, others = times
     paired = statistics.median(a / b for a, b in zip(ours, others, strict=True))
-    return min(ours) / min(others), paired
+    one, other = (worker.facts["kernels"] for worker in workers)
+    return min(ours) / min(others), paired, one == other
 
 
 def main() -> None:
@@ -63,14 +68,17 @@ def main() -> None:
     sources = (ROOT / "src", options.other.resolve() / "src")
     if not sources[1].is_dir():
         parser.error(f"{options.other} is no checkout: it has no src")
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    found: dict[str, dict[str, tuple[float, float, bool]]] = {}
     print("| model | " + " | ".join(f"{peer}: best, median" for peer in options.peers) + " |")
     print("|---" * (1 + len(options.peers)) + "|", flush=True)
     for model in options.models:
         found[model] = {
             peer: ratios(model, peer, sources, options.rounds) for peer in options.peers
         }
-        cells = [f"{best:.3f}, {median:.3f}" for best, median in found[model].values()]
+        cells = [
+            f"{best:.3f}, {median:.3f}{'' if alike else ' (other kernels)'}"
+            for best, median, alike in found[model].values()
+        ]
         print(f"| {model} | {' | '.join(cells)} |", flush=True)
     for peer in options.peers:
         best = geometric_mean([row[peer][0] for row in found.values()])

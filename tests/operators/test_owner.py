@@ -19,12 +19,10 @@ ALLOWED = {
     "graph/export/lift.py": "graph stands below operators: makes memory, reads sizes and rows",
     "graph/export/opaque.py": "graph stands below operators: what recurrent modules call",
     "graph/export/tidy.py": "what export adds: copies, casts, views that are written to",
-    "graph/grouped.py": "graph stands below operators: the products that it writes as one linear layer",
     "graph/costs.py": "torch's flop registry goes by packets, below any spelling",
     "graph/normal_form.py": "graph stands below operators: equations as products, memory without values",
     "lower/kernels/lowbit.py": "the kernel that runs: PyTorch's products with packed weights",
     "lower/kernels/pooling.py": "the kernel that runs: PyTorch's pooling of quantized volumes",
-    "lower/kernels/views.py": "what gives a tensor the memory of another one",
     "runtime/replay/record.py": "how recorded calls set storages, no operators of models",
 }
 

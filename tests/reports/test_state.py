@@ -233,6 +233,37 @@ class PastVersions(Averaged):
         return found
 
 
+class InAKernel(Averaged):
+    """Averages that a kernel keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("spread", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x - self.mean
+        nn.functional.batch_norm(x, self.mean, self.spread, training=True)
+        return found
+
+
+class OfSeveral(Averaged):
+    def forward(self, x: Tensor) -> Tensor:
+        found = x - self.mean
+        torch._foreach_add_([self.mean], [0.1 * x.mean(0)])
+        return found
+
+
+class InComplexNumbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x - self.mean.real
+        self.mean.data.add_(0.1 * x.mean(0))
+        return found
+
+
 class InABareModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -310,7 +341,10 @@ class Between(nn.Module):
         return self.last(torch.relu(self.kind(self.first(x))))
 
 
-@pytest.mark.parametrize("kind", [PastVersions, InABareModule])
+UNCOUNTED = [PastVersions, InAKernel, OfSeveral, InComplexNumbers, InABareModule]
+
+
+@pytest.mark.parametrize("kind", UNCOUNTED)
 def test_state_that_no_version_or_class_shows(kind: type) -> None:
     model = Between(kind).eval()
     before = copy.deepcopy(model)

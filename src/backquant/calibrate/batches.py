@@ -389,7 +389,7 @@ def called_on_example(
         raise
     except InputError as error:
         if isinstance(example_inputs, list | tuple) and _runs(model, example_inputs[:1]):
-            raise InputError(error.what, where=error.where, fix=_BATCHES) from error
+            raise InputError(error.what, where=error.where, fix=_BATCHES) from error.__cause__
         raise
 
 

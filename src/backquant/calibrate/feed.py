@@ -341,7 +341,7 @@ def check_interface(interface: Interface, bound: inspect.BoundArguments, index: 
             f"batch {index} does not fit the model: {error.what}",
             where=f"batch {index}: {error.where}",
             fix=error.fix,
-        ) from error
+        ) from error.__cause__
 
 
 def misfit(

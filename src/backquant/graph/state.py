@@ -98,15 +98,12 @@ def _version(leaf: Any) -> int:
         return hash(leaf.tobytes())
     if not isinstance(leaf, torch.Tensor):
         return hash(how_far(leaf))
-    has_memory = type(leaf) is torch.Tensor and leaf.layout is torch.strided
-    if not has_memory:
-        return hash(0 if leaf.is_inference() else leaf._version)
-    values = (
-        leaf.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        if (leaf.device.type == "cpu" and not leaf.is_complex())
-        else b""
-    )  # of .data, a kernel that keeps averages: written without a version
-    return hash((leaf.data_ptr(), 0 if leaf.is_inference() else leaf._version, values))
+    version = 0 if leaf.is_inference() else leaf._version
+    if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_meta:
+        return hash(version)
+    # Its values, too: .data, and a kernel that keeps averages, write without a version.
+    plain = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+    return hash((leaf.data_ptr(), version, plain.view(torch.uint8).numpy().tobytes()))
 
 
 def is_other(before: list[tuple[Any, int]], value: Any) -> bool:

@@ -62,51 +62,28 @@ def _prelu_module(_: Any, weight: Any) -> nn.Module | None:
 
 
 _OF_ONE_VALUE = (
-    *(
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "square",
-    ),
-    *(
-        "abs",
-        "neg",
-        "sin",
-        "cos",
-        "tan",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-    ),
-    *("erf", "erfc", "floor", "ceil", "round", "trunc", "frac", "sign"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    *("sqrt", "rsqrt", "reciprocal", "square", "abs", "neg"),
+    *("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "erf", "erfc"),
+    *("floor", "ceil", "round", "trunc", "frac", "sign"),
 )
+_OTHER_NAMES = {"abs": "absolute", "neg": "negative", "trunc": "fix"}  # exports keep them
 
 
 def _of_one_value(name: str) -> Operator:
     """A function of torch and method of one name, which every value goes through by itself."""
-    same = {"abs": "absolute", "neg": "negative", "trunc": "fix"}.get(name)
-    names = (name, same) if same else (name,)
+    names = (name, *filter(None, [_OTHER_NAMES.get(name)]))
     written = tuple(f for n in names for f in (getattr(torch, n), getattr(operator, n, None)) if f)
-    default = getattr(_aten, name).default
     return Operator(
         name=name,
         family="activation",
         sample=Sample(low=0.1 if name.startswith(("log", "sqrt", "rsqrt")) else -3.0),
         functions=written,
         methods=tuple(each for n in names for each in (n, f"{n}_")),
-        aten=(default,),
-        # an export keeps the other name
-        respelled={getattr(_aten, same).default: partial(function_call, written[0])}
-        if same
-        else {},
+        aten=(getattr(_aten, name).default,),
+        respelled={
+            getattr(_aten, n).default: partial(function_call, written[0]) for n in names[1:]
+        },
     )
 
 
