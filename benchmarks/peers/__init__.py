@@ -66,11 +66,13 @@ PEERS: dict[str, tuple[str, str, str]] = {
     "backquant_library": ("ours", "prepare_library", "backquant x86, library of kernels"),
     "backquant_compiled": ("ours", "prepare_compiled", "backquant x86 compiled"),
 }
+# Compared with itself on other sources (``benchmarks.beside``), and with no other.
+KEPT = ("ours", "prepare_kept", "backquant x86, all on integers")
 
 
 def load(peer: str) -> Callable[[Task], Prepared]:
     """The peer's function, its packages imported now."""
-    module, function, _ = PEERS[peer]
+    module, function, _ = KEPT if peer == "backquant_kept" else PEERS[peer]
     found: Callable[[Task], Prepared] = getattr(
         import_module(f"benchmarks.peers.{module}"), function
     )

@@ -9,13 +9,13 @@ import backquant
 from backquant.runtime import QuantizedModel
 from benchmarks.peers import Prepared, Task
 
-__all__ = ["prepare", "prepare_compiled", "prepare_library", "prepare_searched"]
+__all__ = ["prepare", "prepare_compiled", "prepare_kept", "prepare_library", "prepare_searched"]
 
 
-def _quantized(task: Task, recipe: str = "default") -> QuantizedModel:
+def _quantized(task: Task, recipe: str = "default", **options: Any) -> QuantizedModel:
     batches = task.calibration
     return backquant.quantize(
-        task.model, batches[0], backend="x86", calibration=batches, recipe=recipe
+        task.model, batches[0], backend="x86", calibration=batches, recipe=recipe, **options
     )
 
 
@@ -38,6 +38,12 @@ def prepare(task: Task, recipe: str = "default") -> Prepared:
     """As ``quantize`` gives it, on PyTorch's own kernels."""
     os.environ["BACKQUANT_KERNELS"] = "off"  # a peer has a process of its own
     return _prepared(_quantized(task, recipe))
+
+
+def prepare_kept(task: Task) -> Prepared:
+    """The same as ``prepare``, with all on integers, whatever the timings of this run are."""
+    os.environ["BACKQUANT_KERNELS"] = "off"
+    return _prepared(_quantized(task, slower="keep"))
 
 
 def prepare_library(task: Task, recipe: str = "default") -> Prepared:

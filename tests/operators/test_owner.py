@@ -20,9 +20,9 @@ ALLOWED = {
     "graph/export/opaque.py": "graph stands below operators: what recurrent modules call",
     "graph/export/tidy.py": "what export adds: copies, casts, views that are written to",
     "graph/costs.py": "torch's flop registry goes by packets, below any spelling",
-    "graph/normal_form.py": "graph stands below operators: equations as products, memory without values",
     "lower/kernels/lowbit.py": "the kernel that runs: PyTorch's products with packed weights",
     "lower/kernels/pooling.py": "the kernel that runs: PyTorch's pooling of quantized volumes",
+    "lower/kernels/views.py": "what gives a tensor the memory of another one",
     "runtime/replay/record.py": "how recorded calls set storages, no operators of models",
 }
 
