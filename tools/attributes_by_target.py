@@ -778,9 +778,10 @@ PAGE = """# Attributes of operators on each target
 
 Written by `tools/attributes_by_target.py`: calls of operators with one value of one attribute, plain or
 beside other values of the rest, between integers. "equal": the exported file gives what the quantized model
-gives, with batches of 3, 17, 2 and 5 in one loaded file; "beside others": only in a model with others. A layer
-on integers reads the result of each call, and a float operator that of another. Of two transposed convolutions
-that read one value and have one weight OpenVINO (2026.4) makes one and drops a bias: exports refuse them.
+gives, with batches of 3, 17, 2 and 5 in one loaded file; "beside others": only in a model with others. A
+layer on integers reads the result of each call, and a float operator that of another. Of two transposed
+convolutions that read one value and have one weight OpenVINO (2026.4) makes one and drops a bias: exports
+refuse them.
 """
 
 
