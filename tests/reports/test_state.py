@@ -409,6 +409,27 @@ def test_state_that_no_version_or_class_shows(kind: type) -> None:
     assert all(_decibels(*pair) > 18 for pair in zip(wanted, found, strict=True))
 
 
+@pytest.mark.parametrize("flow", ["fx", "qat"])
+@pytest.mark.parametrize("kind", [*STATEFUL, *UNCOUNTED])
+def test_a_prepared_model_keeps_state_as_the_model_does(kind: type, flow: str) -> None:
+    """Call by call, beyond the rounding: observers see what the model computes."""
+    model = Between(kind).train(flow == "qat")
+    before, config = copy.deepcopy(model), backquant.get_backend_config("x86")
+    if flow == "fx":
+        mapping = backquant.default_mapping("x86")
+        prepared = backquant.prepare_fx(model, mapping, (BATCHES[0],), backend_config=config)
+    else:
+        mapping = backquant.get_default_qat_qconfig_mapping("x86")
+        prepared = backquant.prepare_qat_fx(model, mapping, (BATCHES[0],), backend_config=config)
+        prepared.apply(backquant.disable_fake_quant)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        wanted = [before(x).clone() for x in BATCHES]
+        torch.manual_seed(1)
+        for x, each in zip(BATCHES, wanted, strict=True):
+            torch.testing.assert_close(prepared(x), each)
+
+
 def _decibels(wanted: Tensor, found: Tensor) -> float:
     return float(10 * torch.log10(wanted.square().sum() / (wanted - found).square().sum()))
 
