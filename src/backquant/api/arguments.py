@@ -9,7 +9,8 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import fx, nn
@@ -265,6 +266,18 @@ def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:
 _Custom = TypeVar("_Custom", PrepareCustomConfig, ConvertCustomConfig, FuseCustomConfig)
 
 Model = nn.Module | torch.export.ExportedProgram | str | os.PathLike[str]
+
+
+def is_language_model(given: Any) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether it is the folder of one, or a GGUF file, by its path.
+
+    >>> is_language_model("model.gguf"), is_language_model("model.pt2")
+    (True, False)
+    """
+    if not isinstance(given, str | os.PathLike):
+        return False
+    path = Path(given)
+    return path.suffix == ".gguf" or path.is_dir()
 
 
 def opened_model(model: Any) -> nn.Module:

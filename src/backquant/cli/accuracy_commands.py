@@ -41,22 +41,35 @@ Resume = Annotated[
 def compare(
     model: Model,
     artifact: Annotated[
-        Path, typer.Argument(help="The file that quantize or export wrote for MODEL.")
+        Path, typer.Argument(help="The file or folder that quantize or export wrote for MODEL.")
     ],
-    data: Data,
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA)] = None,
     metric: MetricName = None,
     batch_size: BatchSize = 32,
     html: Html = None,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a quantized model with its float model, operator by operator."""
+    """Compare a quantized model with its float model, operator by operator; of language models two folders,
+    without data, by their weights."""
     import backquant
+    from backquant.api.arguments import is_language_model
     from backquant.cli.data import load_data
     from backquant.cli.models import import_object, load_model
     from backquant.deploy.target import is_exported
 
     with guarded(as_json=as_json), only_answers():
+        if data is None:
+            if metric or not (is_language_model(model) and is_language_model(artifact)):
+                raise UsageError(
+                    "a comparison needs data",
+                    where=f"MODEL {model}",
+                    fix="--data batches.npz; of language models two folders need none",
+                )
+            weights = backquant.compare(model, artifact)
+            save_page(weights, html)
+            emit(weights.document(), as_json=as_json, data=weights.to_dict())
+            return
         module, _ = load_model(model)
         is_ours = not (artifact.is_file() and is_exported(artifact))
         quantized = backquant.load(artifact, allow=tuple(allow or ())) if is_ours else artifact

@@ -35,8 +35,8 @@ DATA = ".npz, .npy, .pt, .safetensors, a folder of .npy or .pt files, or module:
 Model = Annotated[
     str,
     typer.Argument(
-        help="module:factory, which returns model or (model, example_inputs), or a .pt2 file. For quantize "
-        "also the folder of a language model (config.json, safetensors)."
+        help="module:factory, which returns model or (model, example_inputs), or a .pt2 file; or the folder "
+        "of a language model (config.json, safetensors), for explain and compare also a GGUF file."
     ),
 ]
 Backend = Annotated[str, typer.Option("--backend", "-b", help="Name or file.")]
@@ -92,10 +92,16 @@ def explain(
 ) -> None:
     """Report what every operator would become on a backend, and why. Needs no data."""
     import backquant
+    from backquant.api.arguments import is_language_model
     from backquant.cli.models import load_model, parse_inputs, sound_backend
 
     with guarded(as_json=as_json):
         config = sound_backend(backend, allow)
+        if is_language_model(model):
+            answer = backquant.explain(model, backend=config)
+            save_page(answer, html)
+            emit(answer.document(), as_json=as_json, data=answer.to_dict())
+            return
         module, example = load_model(model)
         example = parse_inputs(inputs) if inputs else example
         if example is None:
