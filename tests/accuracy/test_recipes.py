@@ -134,7 +134,7 @@ def test_what_layers_read_is_held_for_the_same_draft(
     ready = cases["trace"].ready
     draft = Draft(ready.prepared, ready.conversion)
     bench = Bench(draft, cases["trace"].data)
-    first = list(STEPS["gptq"](draft, bench))
+    first = list(STEPS["adaround"](draft, bench))
     walks: list[object] = []
     real = bench.walks
 
@@ -143,13 +143,13 @@ def test_what_layers_read_is_held_for_the_same_draft(
         return real(twin, quantized)
 
     monkeypatch.setattr(bench, "walks", counted)
-    again = list(STEPS["gptq"](draft, bench))
+    again = list(STEPS["adaround"](draft, bench))
     assert not walks
     for one, two in zip(first, again, strict=True):
         assert isinstance(one, Change) and isinstance(two, Change)
         assert one.weight is not None and two.weight is not None
         assert torch.equal(one.weight, two.weight)
-    list(STEPS["gptq"](draft.changed([]), bench))
+    list(STEPS["adaround"](draft.changed([]), bench))
     assert walks
 
 

@@ -225,9 +225,19 @@ def _share(layer: Layer, hessian: Tensor | None) -> Tensor:
 
 def gptq_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
     """Weights rounded by GPTQ; see ``rounding.gptq``. Rows with which rounding to nearest has the smaller
-    error are rounded to nearest.
+    error are rounded to nearest. In the order of the graph: a layer reads what the layers before it give as
+    they are rounded by then. All ranks do the same.
     """
-    return _by_layer(draft, bench, _by_gptq)
+    corrected = _corrected(draft)
+    for layer, read in _in_order(draft, bench):
+        change = _by_gptq(layer, read.gram)
+        if layer.path in corrected:
+            change = _with_bias(layer, change, read.means)
+            assert change.bias is not None
+            _set_bias(layer, change.bias)
+        layer.reference._store_weight(change.weight, change.qparams)
+        bench.ranks.alive()
+        yield change
 
 
 def _by_gptq(layer: Layer, hessian: Tensor) -> Change:
@@ -258,7 +268,7 @@ def _by_layer(
 ) -> Iterator[Change]:
     """What becomes of each layer: rank r of n sees to every n-th from r on. A bias that was corrected for
     other integers is wrong for the new ones: it takes back the mean error of these instead."""
-    corrected = {place for place, one in draft.changes.items() if one.bias is not None}
+    corrected = _corrected(draft)
     own = []
     for layer, read in _judged(draft, bench):
         change = changed(layer, read.gram)
@@ -270,6 +280,11 @@ def _by_layer(
     return (change for change in every if change is not None)
 
 
+def _corrected(draft: Draft) -> set[str]:
+    """The layers whose bias was corrected."""
+    return {place for place, one in draft.changes.items() if one.bias is not None}
+
+
 def _with_bias(layer: Layer, change: Change, means: Tensor) -> Change:
     made = change.weight
     if made is None:
@@ -279,6 +294,28 @@ def _with_bias(layer: Layer, change: Change, means: Tensor) -> Change:
     error = mean_error(made - layer.weight, means, layer.groups)
     bias = torch.zeros_like(error) if layer.float_part.bias is None else layer.float_part.bias
     return replace(change, bias=(bias.detach() - error).to(layer.weight.dtype))
+
+
+def _in_order(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Read]]:
+    """Each layer, in the order of the graph, with what it reads in a model whose layers before it are as they
+    were left. Walks over the batches wait at each layer for the others; see ``_spread``."""
+    twin, most = draft.twin(), bench.most_inputs
+    original = dict(draft.prepared.named_modules())
+    every = [each for each in layers_of(twin) if most is None or each.inputs <= most]
+    readers = {node.name: layer for layer in every for node in layer.nodes}
+    batches = _spread(bench, twin, every)
+    reads = {layer.path: Read.over(layer, len(batches)) for layer in every}
+    walks = list(bench.walks(twin, lambda _: True, batches))
+    for position, node in enumerate(twin.nodes):
+        layer = readers.get(node.name)
+        if layer is None:
+            continue
+        for walk in walks:
+            walk.to(position)
+            reads[layer.path].add(layer, input_of(walk, node))
+        if node is layer.nodes[-1]:
+            own = replace(layer, float_part=weighted_part(original[layer.path]))
+            yield own, reads.pop(layer.path).mean()
 
 
 def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Read]]:
