@@ -39,6 +39,7 @@ from backquant.api.arguments import (
     is_language_model,
     opened_model,
     plain_model,
+    refuse_unused,
     with_known_names,
 )
 from backquant.api.exporting import export
@@ -117,16 +118,18 @@ def compare(
     >>> found.sqnr > 20, [row.operators for row in found.rows if not row.rounds]
     (True, [('_0',)])
     """
-    if data is None:
+    if is_language_model(model) and isinstance(quantized, str | os.PathLike):
         from backquant.api.folders import compared_folders
 
-        if not is_language_model(model) or not is_language_model(quantized):
-            raise UsageError(
-                "a comparison needs data",
-                where="backquant.compare(model, quantized, data)",
-                fix="batches, as for calibration; of language models two folders need none",
-            )
+        unused = {"data": (data, None), "metric": (metric, None), "progress": (progress, False)}
+        refuse_unused("language models in files", **unused)
         return compared_folders(model, quantized)
+    if data is None:
+        raise UsageError(
+            "a comparison needs data",
+            where="backquant.compare(model, quantized, data)",
+            fix="data=batches   # as for calibration",
+        )
     if isinstance(quantized, Exported | str | os.PathLike):
         path = Path(quantized.path if isinstance(quantized, Exported) else quantized)
         target = quantized.target if isinstance(quantized, Exported) else None

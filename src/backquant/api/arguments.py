@@ -280,6 +280,22 @@ def is_language_model(given: Any) -> TypeGuard[str | os.PathLike[str]]:
     return path.suffix == ".gguf" or path.is_dir()
 
 
+def refuse_unused(what: str, **given: tuple[Any, Any]) -> None:
+    """Raise ``UsageError`` for an argument that has no effect on ``what``; of each its value and its default.
+
+    >>> refuse_unused("a language model", metric=(None, None), capture=("trace", "auto"))
+    Traceback (most recent call last):
+    backquant.errors.UsageError: capture has no effect on a language model
+      where  capture
+      fix    capture='auto'
+    """
+    for name, (value, default) in given.items():
+        if type(value) is not type(default) or value != default:
+            raise UsageError(
+                f"{name} has no effect on {what}", where=name, fix=f"{name}={default!r}"
+            )
+
+
 def opened_model(model: Any) -> nn.Module:
     """A module as it is; one that runs an exported program, or the one in a ``.pt2`` file.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from backquant.accuracy.comparison import finite
 from backquant.accuracy.figures import decibel_text, decibels
+from backquant.api.arguments import refuse_unused
 from backquant.backend_config import BackendConfig
 from backquant.deploy.checkpoints.gguf_model import architecture_of
 from backquant.deploy.checkpoints.gguf_read import open_gguf
@@ -20,7 +21,7 @@ from backquant.deploy.checkpoints.layer import Layer
 from backquant.deploy.checkpoints.read import HubFolder, QuantizedCheckpoint, open_checkpoint
 from backquant.deploy.checkpoints.target import GGUF
 from backquant.dtypes import Granularity, find_dtype
-from backquant.errors import ArtifactError, UsageError, first_line
+from backquant.errors import UsageError, first_line
 from backquant.pages import Document, Note, Section, Shown, Table
 from backquant.pages.document import Part
 from backquant.pipeline.checkpoint_layers import planned_layers, reasons, refused_layers
@@ -28,7 +29,10 @@ from backquant.pipeline.mappings import weight_only_mapping
 from backquant.qconfig import QConfigMapping
 
 _FEW = 10  # layers that text shows
-_TIED = "shares its weight with an embedding, which stays float"
+_ANOTHER = {
+    "where": "backquant.compare(float_folder, quantized)",
+    "fix": "backquant.compare(float_folder, ...)   # of the float model that was quantized",
+}
 
 
 def load_checkpoint(folder: str | os.PathLike[str]) -> QuantizedCheckpoint:
@@ -55,22 +59,24 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> QuantizedCheckpoint:
 @dataclass(frozen=True)
 class CheckpointAnswer(Shown):
     """Whether a format holds a model: ``taken``, how each layer is, or would be, quantized; ``refused``: why
-    others are not; ``whole``: why it does not hold the model, whatever its layers are.
+    others are not; ``tied``: those that share their weight with an embedding, and are float in any format;
+    ``whole``: why it does not hold the model, whatever its layers are.
 
     >>> print(CheckpointAnswer("served", "gguf", {"fc": "int4 in groups of 32"}, {}))
-    gguf takes served: 1 layer
+    gguf takes 1 of 1 layers of served
     """
 
     path: str
     backend: str
     taken: Mapping[str, str]
     refused: Mapping[str, str]
+    tied: tuple[str, ...] = ()
     whole: str = ""
 
     @property
     def is_taken(self) -> bool:
-        """Whether the format holds some of its layers, and the model."""
-        return bool(self.taken) and not self.whole
+        """Whether the format refuses nothing."""
+        return bool(self.taken) and not self.refused and not self.whole
 
     def to_dict(self) -> dict[str, Any]:
         """As data that JSON can hold."""
@@ -78,24 +84,24 @@ class CheckpointAnswer(Shown):
 
     def document(self) -> Document:
         """Layers that are refused, and those that are taken."""
-        count = len(self.taken)
-        told = f"{count} layer{'' if count == 1 else 's'}"
-        told += f", and not {len(self.refused)}" if self.refused else ""
-        verb = "takes" if self.is_taken else "does not take"
         lost, kept = list(self.refused.items()), list(self.taken.items())
+        held = f"takes {len(kept)} of {len(kept) + len(lost)} layers of {self.path}"
         tables = [("Not quantized there", "why", lost), ("Quantized", "how", kept)]
         parts: list[Part] = [
             Section(title, [Table.of(f"`layer, {head}", rows, _FEW, "more: .to_dict() has all")])
             for title, head, rows in tables
             if rows and (lost or self.whole)
         ]
-        notes = [Note(self.whole)] if self.whole else []
-        headline = f"{self.backend} {verb} {self.path}: {told}"
+        shared = (
+            f"{', '.join(self.tied)}: float, the weight is the embedding's" if self.tied else ""
+        )
+        notes = [Note(text) for text in (self.whole, shared) if text]
+        headline = f"{self.backend} {f'does not hold {self.path}' if self.whole else held}"
         return Document(self.path, headline, parts=[*notes, *parts], about=f"on {self.backend}")
 
 
 def explained_folder(
-    place: str | os.PathLike[str], config: BackendConfig, mapping: QConfigMapping | None
+    place: str | os.PathLike[str], config: BackendConfig, mapping: QConfigMapping | None = None
 ) -> CheckpointAnswer:
     """Whether what ``config`` describes holds the model at ``place``: one that is quantized as it is, a float
     model as ``mapping``, by default the description's own weights, asks.
@@ -105,25 +111,19 @@ def explained_folder(
     """
     path = Path(place)
     source = None if path.is_file() else HubFolder.of(path)
-    quantized = source is None or source.quantization
-    if quantized and mapping is not None:
-        raise UsageError(
-            f"{path} is quantized already, so a request for its layers has no effect",
-            where="qconfig_mapping",
-            fix="leave it out, or name the folder of the float model",
-        )
     if source is None or source.quantization:
+        refuse_unused(f"{path}, which is quantized already", qconfig_mapping=(mapping, None))
         checkpoint = load_checkpoint(path)
         refused = refused_layers(checkpoint.schemes, checkpoint.sizes, config)
         taken = {p: str(s) for p, s in checkpoint.schemes.items() if p not in refused}
         why = {p: f"{checkpoint.schemes[p]}\n{reason}" for p, reason in refused.items()}
-        return CheckpointAnswer(str(path), config.name, taken, why, _whole(checkpoint, config))
+        return CheckpointAnswer(str(path), config.name, taken, why, (), _whole(checkpoint, config))
     asked = _own_weights(config) if mapping is None else mapping
     planned = planned_layers(source, config, lambda _: asked)
     taken = {p: str(scheme) for p, scheme in planned.schemes.items()}
     why = {p: str(reason) for p, reason in reasons(planned)}
-    why |= dict.fromkeys(planned.tied, _TIED)
-    return CheckpointAnswer(str(path), config.name, taken, why, _whole(source, config))
+    whole = _whole(source, config)
+    return CheckpointAnswer(str(path), config.name, taken, why, planned.tied, whole)
 
 
 def _own_weights(config: BackendConfig) -> QConfigMapping:
@@ -132,8 +132,8 @@ def _own_weights(config: BackendConfig) -> QConfigMapping:
     if default is None or default.dtype is None or config.engine is not None:
         raise UsageError(
             f"{config.name} does not describe files of language models",
-            where="explain",
-            fix='backend="compressed_tensors", "gguf", "mlx", "gptq", "awq" or "torchao"',
+            where="backend",
+            fix='backend="compressed_tensors"   # or "gguf", "mlx", "gptq", "awq", "torchao"',
         )
     row = find_dtype(default.dtype)
     assert row is not None
@@ -194,22 +194,17 @@ def compared_folders(
     """Each quantized weight beside the float one, one in memory at a time. A model whose channels were scaled
     before (AWQ) has other weights, and computes the same: the comparison of outputs is for these.
 
-    Raises ``UsageError`` and ``ArtifactError`` as ``load_checkpoint``, where the models have no layer of one
-    name in common, or one has another shape; for a float model that is quantized.
+    Raises ``UsageError`` and ``ArtifactError`` as ``load_checkpoint``; ``UsageError`` where the models have
+    no layer of one name in common, or one of another shape, and for a float model that is quantized.
     """
     source, checkpoint = HubFolder.of(floating), load_checkpoint(quantized)
     if source.quantization:
-        raise UsageError(
-            f"{source.place} is quantized already: {source.quantization}",
-            where="backquant.compare(float_folder, quantized_folder)",
-            fix="the folder of the float model comes first",
-        )
+        raise UsageError(f"{source.place} is quantized already: {source.quantization}", **_ANOTHER)
     known = [path for path in checkpoint.schemes if f"{path}.weight" in source.sizes]
     if not known:
         raise UsageError(
             f"{source.place} has no layer of {checkpoint.place}, such as {next(iter(checkpoint.schemes))}",
-            where="backquant.compare(float_folder, quantized_folder)",
-            fix="the folder of the float model that was quantized",
+            **_ANOTHER,
         )
     rows = [_lost(source.read(f"{p}.weight").float(), checkpoint.layer(p), source) for p in known]
     missing = tuple(path for path in checkpoint.schemes if path not in set(known))
@@ -220,10 +215,9 @@ def compared_folders(
 def _lost(wanted: Tensor, layer: Layer, source: HubFolder) -> LayerError:
     found = layer.dequantized()
     if found.shape != wanted.shape:
-        raise ArtifactError(
-            f"{layer.path} is {list(found.shape)}, and {list(wanted.shape)} in the float model",
-            where=str(source.place),
-            fix="the folder of the float model that was quantized",
+        raise UsageError(
+            f"{layer.path} is {list(found.shape)}, and {list(wanted.shape)} in {source.place}",
+            **_ANOTHER,
         )
     wrong, power = (found - wanted).double(), wanted.double().square().sum()
     loss = float(wrong.square().sum() / power.clamp(min=1e-300))

@@ -18,6 +18,7 @@ from backquant.api.arguments import (
     is_language_model,
     opened_model,
     plain_model,
+    refuse_unused,
     sound_backend,
     with_known_names,
 )
@@ -239,6 +240,13 @@ def explain(
     if is_language_model(model):
         from backquant.api.folders import explained_folder
 
+        refuse_unused(
+            "a language model in files",
+            example_inputs=(example_inputs, None),
+            prepare_custom_config=(prepare_custom_config, None),
+            capture=(capture, "auto"),
+            dynamic_shapes=(dynamic_shapes, None),
+        )
         return explained_folder(model, config, qconfig_mapping)
     frozen = evaluation_copy(plain_model(opened_model(model), given[1], config))
     requested = DefaultedRequest.of(config, _engine_here(config), *given, frozen)

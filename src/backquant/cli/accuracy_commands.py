@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backquant.cli.console import DONE, NO, emit, guarded, only_answers, stop
-from backquant.cli.model_commands import DATA, Allow, Html, Inputs, Json, Model, Timeout, save_page
+from backquant.cli.model_commands import (
+    DATA,
+    Allow,
+    Html,
+    Inputs,
+    Json,
+    Model,
+    Timeout,
+    refuse_unused,
+    save_page,
+)
 from backquant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +49,7 @@ Resume = Annotated[
 
 
 def compare(
+    context: typer.Context,
     model: Model,
     artifact: Annotated[
         Path, typer.Argument(help="The file or folder that quantize or export wrote for MODEL.")
@@ -59,17 +70,17 @@ def compare(
     from backquant.deploy.target import is_exported
 
     with guarded(as_json=as_json), only_answers():
-        if data is None:
-            if metric or not (is_language_model(model) and is_language_model(artifact)):
-                raise UsageError(
-                    "a comparison needs data",
-                    where=f"MODEL {model}",
-                    fix="--data batches.npz; of language models two folders need none",
-                )
+        if is_language_model(model):
+            unused = {"data", "metric", "batch_size", "allow"}
+            refuse_unused(context, "language models in files", unused)
             weights = backquant.compare(model, artifact)
             save_page(weights, html)
             emit(weights.document(), as_json=as_json, data=weights.to_dict())
             return
+        if data is None:
+            raise UsageError(
+                "a comparison needs data", where=f"MODEL {model}", fix="--data batches.npz"
+            )
         module, _ = load_model(model)
         is_ours = not (artifact.is_file() and is_exported(artifact))
         quantized = backquant.load(artifact, allow=tuple(allow or ())) if is_ours else artifact
