@@ -240,6 +240,30 @@ def test_groups_of_four_bits() -> None:
     assert better > plain + 2
 
 
+def test_gptq_reads_what_rounded_layers_give() -> None:
+    """Not what the layers before give as they are rounded to nearest."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64)).eval()
+    mixed = torch.randn(8, 64)
+    data = [torch.randn(64, 8) @ mixed for _ in range(4)]
+    ready = Flow(Options(weights="int4", group_size=32)).calibrated(model, None, data)
+    draft = Draft(ready.prepared, ready.conversion)
+    bench = Bench(draft, data)
+    first, second = STEPS["gptq"](draft, bench)
+    assert isinstance(first, Change) and isinstance(second, Change)
+    before, last = layers_of(draft.twin())
+    assert first.weight is not None and second.weight is not None
+    nearest = before.reference.dequantized_weight()
+    assert not torch.equal(first.weight, nearest)
+    equal = []
+    for weight in (first.weight, nearest):
+        x = nn.functional.linear(torch.cat(bench.fitting), weight, model[0].bias).relu()
+        wanted = steps._by_gptq(last, (x.T @ x / len(x))[None]).weight
+        assert wanted is not None
+        equal.append(float((wanted - second.weight).abs().lt(1e-6).float().mean()))
+    assert equal[0] > 0.995 > equal[1]
+
+
 def test_scales_of_groups_and_of_embeddings_are_clipped() -> None:
     """Each group of a row by itself: one large weight in each row, in a group that is read little."""
     torch.manual_seed(0)

@@ -51,7 +51,8 @@ __all__ = ["STEPS", "Step"]
 # The steps of recipes. Each proposes changes to a draft; those that lower the error of the outputs are kept.
 #
 # No step needs labels. Weights are judged on the inputs that their layer has in the quantized model. In a
-# process group, the ranks divide the layers among themselves.
+# process group, the ranks divide the layers among themselves; in GPTQ, where one waits for the layers before
+# it, all ranks do all.
 
 
 # Layers whose outputs get back, channel by channel, the mean or the variance that they have in the float
