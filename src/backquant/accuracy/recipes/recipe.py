@@ -187,6 +187,10 @@ def weight_clipping(draft: Draft, bench: Bench) -> Iterator[Change]:
     the error of the layer's output; of embeddings by the error of their rows. See ``rounding.clipped``.
     """
     yield from _by_layer(draft, bench, _clipped)
+    yield from _clipped_tables(draft, bench)
+
+
+def _clipped_tables(draft: Draft, bench: Bench) -> Iterator[Change]:
     tables = list(tables_of(draft.twin()))[bench.ranks.rank :: bench.ranks.size]
     own = [_clipped(table, None) for table in tables]
     yield from filter(None, in_turn(bench.ranks, "clipping embeddings", own))
@@ -229,9 +233,22 @@ def gptq_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
     error are rounded to nearest. In the order of the graph: a layer reads what the layers before it give as
     they are rounded by then. All ranks do the same.
     """
+    return _rounded_in_order(draft, bench, _by_gptq)
+
+
+def clipped_gptq(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """``weight_clipping`` and ``gptq_weights`` in one pass: the scales, too, are chosen by what a layer reads
+    when the layers before it are rounded."""
+    yield from _rounded_in_order(draft, bench, _by_clipped_gptq)
+    yield from _clipped_tables(draft, bench)
+
+
+def _rounded_in_order(
+    draft: Draft, bench: Bench, rounded: Callable[[Layer, Tensor], Change]
+) -> Iterator[Change]:
     corrected = _corrected(draft)
     for layer, read in _in_order(draft, bench):
-        change = _by_gptq(layer, read.gram)
+        change = rounded(layer, read.gram)
         if layer.path in corrected:
             change = _with_bias(layer, change, read.means)
             assert change.bias is not None
@@ -245,6 +262,13 @@ def _by_gptq(layer: Layer, hessian: Tensor) -> Change:
     weight, grid = columns(layer.weight, layer.groups), layer.grid()
     made = gptq(weight, hessian, grid)
     return _rounding(layer, better_rows(weight, hessian, grid.nearest(weight), made))
+
+
+def _by_clipped_gptq(layer: Layer, hessian: Tensor) -> Change:
+    narrow = _clipped(layer, hessian)
+    if narrow is not None and narrow.qparams is not None:
+        layer.reference.weight_scale = narrow.qparams["scale"]
+    return _by_gptq(layer, hessian)
 
 
 def adaround_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
@@ -366,6 +390,7 @@ STEPS: dict[str, Step] = {
     "ranges": ranges,
     "weight-clipping": weight_clipping,
     "gptq": gptq_weights,
+    "clipped-gptq": clipped_gptq,
     "adaround": adaround_weights,
     "blocks": blocks,
     "distillation": distillation,
@@ -532,8 +557,8 @@ def followed(
     """
     draft = draft.settled()
     bench = Bench(draft, batches, ranks, recipe.most_inputs, recipe.samples)
-    losses, results = bench.losses(draft), []
-    for position, name in enumerate(recipe.steps):
+    losses, results, steps = bench.losses(draft), [], _steps_for(recipe, draft)
+    for position, name in enumerate(steps):
         before, start = losses.total, time.monotonic()
         with torch.no_grad():
             own = list(STEPS[name](draft, bench))
@@ -545,5 +570,16 @@ def followed(
             StepResult(name, decibels(before), decibels(losses.total), kept, len(changes), seconds)
         )
         if told is not None:
-            told(position + 1, len(recipe.steps))
+            told(position + 1, len(steps))
     return draft, tuple(results)
+
+
+def _steps_for(recipe: Recipe, draft: Draft) -> tuple[str, ...]:
+    """Where only weights are quantized, clipping and then GPTQ are one step, one pass over the data."""
+    steps: list[str] = []
+    for step in recipe.steps:
+        if step == "gptq" and steps[-1:] == ["weight-clipping"] and draft.only_weights:
+            steps[-1] = "clipped-gptq"
+        else:
+            steps.append(step)
+    return tuple(steps)
