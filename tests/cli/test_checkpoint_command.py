@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,6 +101,14 @@ def test_a_folder_is_explained_and_compared(tmp_path: Path) -> None:
     code, text = run("compare", source, place, "--json")
     rows = json.loads(text)["rows"]
     assert code == 0 and len(rows) == 14 and 10 < rows[0]["sqnr"] <= rows[-1]["sqnr"] < 30
+
+
+def test_the_answer_is_on_standard_output(spawn: Callable[..., Any], tmp_path: Path) -> None:
+    source, place = folder_of("llama", tmp_path), tmp_path / "out"
+    backquant.quantize_checkpoint(source, place, to="compressed-tensors", weights="int4:32")
+    for words in (("compare", source, place), ("explain", place, "--backend", "mlx")):
+        done = spawn(*map(str, words))
+        assert done.status == 0 and str(place) in done.out, done.err
 
 
 def test_a_gguf_file_is_explained_and_compared(tmp_path: Path) -> None:

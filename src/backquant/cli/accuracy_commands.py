@@ -23,7 +23,9 @@ from backquant.cli.model_commands import (
 from backquant.errors import UsageError
 
 if TYPE_CHECKING:
-    pass
+    from backquant.accuracy.comparison import Comparison
+    from backquant.api.folders import CheckpointComparison
+
 Data = Annotated[
     str,
     typer.Option("--data", "-d", help=DATA),
@@ -69,28 +71,27 @@ def compare(
     from backquant.cli.models import import_object, load_model
     from backquant.deploy.target import is_exported
 
+    found: Comparison | CheckpointComparison
     with guarded(as_json=as_json), only_answers():
         if is_language_model(model):
             unused = {"data", "metric", "batch_size", "allow"}
             refuse_unused(context, "language models in files", unused)
-            weights = backquant.compare(model, artifact)
-            save_page(weights, html)
-            emit(weights.document(), as_json=as_json, data=weights.to_dict())
-            return
-        if data is None:
+            found = backquant.compare(model, artifact)
+        elif data is None:
             raise UsageError(
                 "a comparison needs data", where=f"MODEL {model}", fix="--data batches.npz"
             )
-        module, _ = load_model(model)
-        is_ours = not (artifact.is_file() and is_exported(artifact))
-        quantized = backquant.load(artifact, allow=tuple(allow or ())) if is_ours else artifact
-        found = backquant.compare(
-            module,
-            quantized,
-            load_data(data, module, batch_size),
-            metric=None if metric is None else import_object(metric, "--metric"),
-            progress=not as_json,
-        )
+        else:
+            module, _ = load_model(model)
+            is_ours = not (artifact.is_file() and is_exported(artifact))
+            quantized = backquant.load(artifact, allow=tuple(allow or ())) if is_ours else artifact
+            found = backquant.compare(
+                module,
+                quantized,
+                load_data(data, module, batch_size),
+                metric=None if metric is None else import_object(metric, "--metric"),
+                progress=not as_json,
+            )
         save_page(found, html)
     emit(found.document(), as_json=as_json, data=found.to_dict())
 
