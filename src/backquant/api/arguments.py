@@ -200,6 +200,13 @@ def description_findings(config: BackendConfig) -> list[Finding]:
     satisfies a dtype config is said where nothing else is wrong in it, what the default request leaves in
     float where no error is left.
     """
+    found = _faults(config)
+    is_sound = all(finding.severity != "error" for finding in found)
+    return [*found, *(left_float_by_default(config) if is_sound else ())]
+
+
+def _faults(config: BackendConfig) -> list[Finding]:
+    """The same without what the default request leaves in float."""
     engine, lacking = _engine(config)
     known = config.validate(engine)
     wrong = {
@@ -208,9 +215,7 @@ def description_findings(config: BackendConfig) -> list[Finding]:
         if finding.severity == "error"
     }
     more = [f for f in unsatisfiable(config) if (f.entry, _CONFIG.sub(r"\1", f.field)) not in wrong]
-    never = never_matched(config)
-    floats = [] if wrong or more or never else left_float_by_default(config)
-    return [*known, *never, *more, *floats, *lacking]
+    return [*known, *never_matched(config), *more, *lacking]
 
 
 def file_findings(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> list[Finding]:
@@ -353,8 +358,8 @@ def _require_float32(model: nn.Module) -> None:
 
 
 def sound_backend(backend: Backend) -> BackendConfig:
-    """A description as ``resolve_backend`` gives it, without errors: a file is checked as ``backquant check``
-    does, an object by ``BackendConfig.validate``; those with a name are taken as they are.
+    """A description as ``resolve_backend`` gives it, without errors: a file or an object is checked as
+    ``backquant check`` does; those that are installed are taken as they are.
 
     Raises ``SpecError`` with everything that is wrong.
 
@@ -363,20 +368,20 @@ def sound_backend(backend: Backend) -> BackendConfig:
     """
     if isinstance(backend, str | os.PathLike) and is_spec_file(backend):
         return sound_file(backend)
-    if isinstance(backend, BackendConfig):
-        refuse_errors(backend.validate())
+    if isinstance(backend, BackendConfig) and not backend.is_shared:
+        refuse_errors(_faults(backend))
     return resolve_backend(backend)
 
 
 def given_backend(config: Backend | dict[str, Any] | None) -> BackendConfig:
-    """The description as it is, from its dict form, by name or file, or native for None.
+    """The description as it is, from its dict form, by name or file, or native for None; as ``sound_backend``.
 
     >>> given_backend(None).name
     'native'
     """
     if config is None:
         return get_native_backend_config()
-    return BackendConfig.from_dict(config) if isinstance(config, dict) else resolve_backend(config)
+    return sound_backend(BackendConfig.from_dict(config) if isinstance(config, dict) else config)
 
 
 def given_mapping(mapping: Any) -> QConfigMapping:

@@ -212,6 +212,17 @@ class Description:
         self._derived = {}
         return self
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is as a package ships it, in entries and fields.
+
+        >>> from copy import copy
+        >>> one = copy(Description("mine").shared())
+        >>> one.is_shared, one.set_name("other").is_shared
+        (True, False)
+        """
+        return self._derived is not None
+
     def derived(self, key: Hashable, make: Callable[[Self], _T]) -> _T:
         """``make(self)``, kept under ``key`` for all descriptions that share the entries and have no field
         changed. It must not be changed, and must follow from the description and the key alone.
