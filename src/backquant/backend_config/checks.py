@@ -99,7 +99,7 @@ def check_count(value: Any, field: str) -> None:
 
 def check_choice(value: Any, field: str, choices: tuple[Any, ...]) -> None:
     """Raise ``SpecError`` unless ``value`` is None or one of ``choices``."""
-    if value is None or any(value is c or value == c for c in choices):
+    if value is None or value in choices:
         return
     fix = did_you_mean(value, choices, f"one of {', '.join(map(repr, choices))}")
     raise SpecError(f"{field} cannot be {value!r}", where=field, fix=fix)

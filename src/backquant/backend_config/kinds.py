@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import torch
 
@@ -54,7 +54,12 @@ from backquant.errors import SpecError
 
 
 class Kind:
-    """What a field may hold besides ``None``. ``write`` and ``read`` raise ``SpellingError``."""
+    """What a field may hold besides ``None``. ``write`` and ``read`` raise ``SpellingError``.
+
+    ``of_pattern``: a value of an entry is right for some patterns, which its setter checks.
+    """
+
+    of_pattern: ClassVar[bool] = False
 
     @property
     def default(self) -> Any:
@@ -324,8 +329,9 @@ class Operators(Kind):
         if not isinstance(value, (tuple, list)):
             message = f"{field} is a tuple of operators, got {value!r}"
             raise SpecError(message, where=field, fix=f"{field}=(torch.add,)")
-        for index, operator in enumerate(value):
-            with within(f"{field}[{index}]"):
+        with within(field) as here:
+            for index, operator in enumerate(value):
+                here.place = f"{field}[{index}]"
                 if normal_form(operator).size > 1 and self.single:
                     raise SpecError("single operators are named here, not patterns")
         return tuple(value)
@@ -343,8 +349,10 @@ class Operators(Kind):
         return [pattern_data(operator) for operator in value]
 
     def read(self, data: Any, resolver: Resolver) -> Any:
-        spelled = (at_path((i,), _operators, item, resolver) for i, item in enumerate(data))
-        return tuple(operator for operators in spelled for operator in operators)
+        found: list[Any] = []
+        for index, item in enumerate(data):
+            found += at_path((index,), _operators, item, resolver)
+        return tuple(found)
 
 
 def _operators(data: Any, resolver: Resolver) -> tuple[Any, ...]:
@@ -576,6 +584,7 @@ class Getter(Function):
     """A function of the matched nodes that chooses one, or ``several``; or their names."""
 
     several: bool
+    of_pattern: ClassVar[bool] = True
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]
