@@ -235,9 +235,9 @@ def sound_file(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> Bac
     """
     from backquant.backend_config import files
 
-    config = files.load_file(path, allow)
-    refuse_errors(file_findings(path, allow))
-    return config
+    loaded = files.load_with_places(path, allow)
+    refuse_errors(files.findings_in(loaded, description_findings))
+    return BackendConfig.of(loaded.config)
 
 
 def refuse_errors(found: list[Finding]) -> None:

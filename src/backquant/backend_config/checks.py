@@ -52,12 +52,6 @@ def renamed(given: Mapping[str, Any], alias: str, name: str) -> dict[str, Any]:
     return {name if key == alias else key: value for key, value in given.items()}
 
 
-def check_bool(value: Any, field: str) -> None:
-    """Raise ``SpecError`` unless ``value`` is None, True or False."""
-    if value is not None and not isinstance(value, bool):
-        raise SpecError(f"{field} must be a bool, got {value!r}", where=field)
-
-
 def check_module_class(value: Any, field: str) -> type[torch.nn.Module] | None:
     """``value`` when it is None or a subclass of ``torch.nn.Module``; else ``SpecError``.
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 import torch
 
 from backquant.backend_config.checks import (
-    check_bool,
     check_callable,
     check_choice,
     check_count,
@@ -102,7 +101,8 @@ class Flag(Kind):
     layout = FLAG
 
     def check(self, value: Any, field: str) -> Any:
-        check_bool(value, field)
+        if not isinstance(value, bool):
+            raise SpecError(f"{field} must be a bool, got {value!r}", where=field)
         return value
 
 
@@ -416,6 +416,16 @@ class WordOrModule(Kind):
 # -- records -----------------------------------------------------------------------------------------
 
 
+def record_from(record: Any, value: Any, place: str) -> Any:
+    """``value``, or the record of its dict; None for anything else. Raises ``SpecError`` at ``place``."""
+    if isinstance(value, record):
+        return value
+    if not isinstance(value, Mapping):
+        return None
+    with within(place):
+        return record.from_dict(value)
+
+
 @dataclass(frozen=True)
 class Nested(Kind):
     """A record, or its dict."""
@@ -433,11 +443,8 @@ class Nested(Kind):
         return "__str__" in vars(self.record)
 
     def check(self, value: Any, field: str) -> Any:
-        if isinstance(value, self.record):
-            return value
-        if isinstance(value, Mapping):
-            with within(field):
-                return self.record.from_dict(value)
+        if (found := record_from(self.record, value, field)) is not None:
+            return found
         name = self.record.__name__
         raise SpecError(f"{field} must be a {name} or its dict, got {value!r}", where=field)
 
@@ -470,12 +477,10 @@ class Several(Kind):
         return tuple(self._item(item, f"{field}[{i}]") for i, item in enumerate(value))
 
     def _item(self, item: Any, place: str) -> Any:
-        if isinstance(item, self.record):
-            return item
-        with within(place):
-            if isinstance(item, Mapping):
-                return self.record.from_dict(item)
-            raise SpecError(f"expected a {self.record.__name__} or its dict, got {item!r}")
+        if (found := record_from(self.record, item, place)) is not None:
+            return found
+        what = f"expected a {self.record.__name__} or its dict, got {item!r}"
+        raise SpecError(what, where=place)
 
     def to_data(self, value: Any) -> Any:
         return [item.to_dict() for item in value]

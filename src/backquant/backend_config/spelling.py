@@ -115,6 +115,9 @@ def _node_from(data: dict[str, Any], resolver: Resolver) -> PatternNode:
     return PatternNode(leaf.op, positions, leaf.kind, bool(data.get("any_order")))
 
 
+_ORDERS = {"reversed_arguments": ReversedFuser, "forward_arguments": ForwardFuser}
+
+
 def callable_data(function: Any) -> Any:
     """A fuser, getter or observer factory: its import path, or what it is made of.
 
@@ -131,10 +134,9 @@ def callable_data(function: Any) -> Any:
     if isinstance(function, SequentialFuser):
         data: dict[str, Any] = {"sequential": path_of(function.module_class)}
         return data if function.arity == 2 else {**data, "arity": function.arity}
-    if isinstance(function, ReversedFuser):
-        return {"reversed_arguments": callable_data(function.fuser)}
-    if isinstance(function, ForwardFuser):
-        return {"forward_arguments": callable_data(function.fuser)}
+    for key, order in _ORDERS.items():
+        if isinstance(function, order):
+            return {key: callable_data(function.fuser)}
     partial = getattr(function, "p", None)
     if isinstance(partial, functools.partial):
         return _factory_data(function, partial)
@@ -170,22 +172,20 @@ def callable_from(data: Any, resolver: Resolver) -> Any:
         return resolver.resolve(data)
     if "sequential" in data:
         return SequentialFuser(resolver.resolve(data["sequential"]), data.get("arity", 2))
-    if "reversed_arguments" in data:
-        return ReversedFuser(callable_from(data["reversed_arguments"], resolver))
-    if "forward_arguments" in data:
-        return ForwardFuser(callable_from(data["forward_arguments"], resolver))
+    for key, order in _ORDERS.items():
+        if key in data:
+            return order(callable_from(data[key], resolver))
     maker = resolver.resolve(data["factory"])
     with_args = getattr(maker, "with_args", None)
     if not isinstance(maker, type) or with_args is None:
         raise SpellingError(
             f"{data['factory']} is no class with with_args", "name an observer class"
         )
-    arguments = data.get("with_args", {})
-    return with_args(**{name: _argument_from(item, resolver) for name, item in arguments.items()})
-
-
-def _argument_from(item: Any, resolver: Resolver) -> Any:
-    return callable_from(item, resolver) if isinstance(item, (str, dict)) else item
+    arguments = {
+        name: callable_from(item, resolver) if isinstance(item, (str, dict)) else item
+        for name, item in data.get("with_args", {}).items()
+    }
+    return with_args(**arguments)
 
 
 # Graph patterns, both ways.
@@ -212,14 +212,11 @@ def operator_text(op: Any) -> Any:
         return [operator_text(item) for item in op]
     if isinstance(op, type) and op.__name__ == ANY:
         return ANY
+    if isinstance(op, float):
+        number_data(op)  # refuses what JSON cannot carry
     if op is None or isinstance(op, (bool, int, float)):
-        return op if not isinstance(op, float) else _literal_float(op)
+        return op
     return path_of(op)
-
-
-def _literal_float(value: float) -> float:
-    number_data(value)  # refuses what JSON cannot carry
-    return value
 
 
 def operator_from(text: Any, resolver: Resolver) -> Any:

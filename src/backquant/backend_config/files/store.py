@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import yaml
 
@@ -217,13 +217,12 @@ def load_with_places(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) 
     return _load_path(Path(path), Resolver(allow), ())
 
 
-class _Source:
+class _Source(NamedTuple):
     """Where text came from: its name in messages, the folder of relative files, its format."""
 
-    def __init__(self, name: str, folder: Path, format: Format) -> None:
-        self.name = name
-        self.folder = folder
-        self.format = format
+    name: str
+    folder: Path
+    format: Format
 
 
 def _load_path(path: Path, resolver: Resolver, chain: tuple[Path, ...]) -> Base:
