@@ -273,11 +273,9 @@ class _Builder:
 
     def conditions_fit(self, config: BackendPatternConfig, fields: _Fields) -> bool:
         """Whether conditions name what the pattern has; where one does not, the problem is noted."""
-        before = len(self.problems)
-        for path in fields.conditions:
-            accept = partial(check_names, entry=config)
-            self.attempt(path, condition_at, self.tree.at(path), accept)
-        return len(self.problems) == before
+        accept = partial(check_names, entry=config)
+        read = [self.attempt(p, condition_at, self.tree.at(p), accept) for p in fields.conditions]
+        return None not in read
 
     def dtype_config_at(self, reference: Any) -> DTypeConfig:
         if not isinstance(reference, str):
