@@ -49,7 +49,9 @@ IMPORTED = tuple(
 )
 _MODULES = ("torch.nn.modules.", "torch.ao.nn.", "backquant.nn.")
 _CALLED = tuple(f"{room}." for room in IMPORTED)
-_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, bool, int, float, str)
+# constants of torch that print as their own import path
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
+_CONSTANTS = (*_TORCH_CONSTANTS, bool, int, float, str)
 _HOMES = (torch.nn.functional, torch.functional)
 _KINDS = (FunctionType, BuiltinFunctionType, MethodDescriptorType)
 _NOT_OPERATORS = frozenset({"from_file", "from_numpy", "frombuffer"})
@@ -182,9 +184,6 @@ _BUILTINS = frozenset(
 # C modules whose functions are known by the name of a public module
 _ALIASES = {"_operator": "operator"}
 _PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-# constants of torch that print as their own import path
-_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
 
 
 class SpellingError(ValueError):

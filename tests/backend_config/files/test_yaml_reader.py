@@ -83,3 +83,19 @@ def test_expansion_is_bounded():
     )
     with pytest.raises(SpecError, match="more than"):
         read(levels)
+
+
+def test_depth_through_aliases_is_bounded():
+    chain = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 70))
+    with pytest.raises(SpecError, match="nested deeper than"):
+        read(chain)
+    short = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 30))
+    assert len(read(short)) == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("a: &x [1]\nb: *x\n", 2), ("- &x {a: 1}\n-\n  - *x\n", 3)]
+)
+def test_an_alias_is_where_it_is_written(text, line):
+    tree = read_yaml(text, "x.yaml")
+    assert tree.line_of(("b",) if text.startswith("a") else (1, 0)) == line
