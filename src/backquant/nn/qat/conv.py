@@ -50,19 +50,8 @@ class _QATConvNd(QATModule, _ConvNd):
         dtype: torch.dtype | None = None,
     ) -> None:
         init: Callable[..., None] = super().__init__  # of nn.Conv1d, nn.Conv2d or nn.Conv3d
-        init(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+        size = (in_channels, out_channels, kernel_size)
+        init(*size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
         self._attach(qconfig)
 
     @classmethod
