@@ -22,6 +22,7 @@ from backquant.errors import InputError
 from backquant.graph.example import describe_value
 from backquant.graph.fixed_data import Data, equal, leaves
 from backquant.graph.objects import Shell, tensors_of
+from backquant.json_text import from_plain_data
 
 
 class OutputRecord(dict[str, Any]):
@@ -127,8 +128,8 @@ class Structure:
         ...                     ).restored({"a": 3}).a
         3
         """
-        parts = tuple(cls.from_dict(part) for part in data.get("parts", ()))
-        return cls(str(data["kind"]), tuple(data.get("keys", ())), parts, data.get("name", ""))
+        made: Structure = from_plain_data(cls, data)
+        return made
 
 
 def _keys(spec: Any, count: int) -> tuple[Any, ...]:
@@ -249,17 +250,8 @@ class Interface:
         >>> Interface.from_dict(interface.to_dict()) == interface
         True
         """
-        arguments = (
-            Argument(
-                str(a["name"]),
-                tuple(tuple(s) for s in a["shapes"]),
-                a["value"],
-                tuple(map(str, a["dtypes"])),
-                tuple((str(place), value) for place, value in a.get("fixed", ())),
-            )
-            for a in data["arguments"]
-        )
-        return cls(tuple(arguments), Structure.from_dict(data["output"]))
+        made: Interface = from_plain_data(cls, data)
+        return made
 
 
 _ABSENT = object()

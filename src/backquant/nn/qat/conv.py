@@ -11,16 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from backquant.nn.qat.weight_fake_quantizer import QATModule
 
-_GEOMETRY = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "padding_mode",
-)
+_GEOMETRY = tuple(name for name in _ConvNd.__constants__ if name != "output_padding")
 
 
 def geometry(conv: nn.Module) -> dict[str, Any]:

@@ -34,9 +34,6 @@ class _Convolution(ReferenceModule, _ConvNd):
         "padding_mode",
     )  # fmt: skip
 
-    def _get_name(self) -> str:
-        return f"Quantized{type(self).__name__}(Reference)"
-
     @classmethod
     def from_float(
         cls: type[_ConvT], float_conv: nn.Module, weight_qparams: Mapping[str, Any]
