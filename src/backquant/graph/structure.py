@@ -22,7 +22,6 @@ from backquant.errors import InputError
 from backquant.graph.example import describe_value
 from backquant.graph.fixed_data import Data, equal, leaves
 from backquant.graph.objects import Shell, tensors_of
-from backquant.json_text import from_plain_data
 
 
 class OutputRecord(dict[str, Any]):
@@ -128,8 +127,8 @@ class Structure:
         ...                     ).restored({"a": 3}).a
         3
         """
-        made: Structure = from_plain_data(cls, data)
-        return made
+        parts = tuple(cls.from_dict(part) for part in data.get("parts", ()))
+        return cls(str(data["kind"]), tuple(data.get("keys", ())), parts, data.get("name", ""))
 
 
 def _keys(spec: Any, count: int) -> tuple[Any, ...]:
@@ -250,8 +249,17 @@ class Interface:
         >>> Interface.from_dict(interface.to_dict()) == interface
         True
         """
-        made: Interface = from_plain_data(cls, data)
-        return made
+        arguments = (
+            Argument(
+                str(a["name"]),
+                tuple(tuple(s) for s in a["shapes"]),
+                a["value"],
+                tuple(map(str, a["dtypes"])),
+                tuple((str(place), value) for place, value in a.get("fixed", ())),
+            )
+            for a in data["arguments"]
+        )
+        return cls(tuple(arguments), Structure.from_dict(data["output"]))
 
 
 _ABSENT = object()
