@@ -14,7 +14,8 @@ where that is refused), run by its runtime at several batch sizes, and compared 
 Each call stands twice in its model: a layer on integers reads the one result, a float operator the other.
 Cells with the same inputs share a model; of one that is refused, the cells that the error names are run
 apart (it is halved where it names none), and a cell that differs is run alone: what is equal alone "differs
-beside others", and so do the cells of a model that is not taken while its parts are. Models are made and run
+beside others". Of a model that is not taken while its parts are, the least set of cells that is refused is
+"refused beside others"; where it raises or crashes, they differ beside others. Models are made and run
 in a process of their own, so that a runtime that crashes ends one model. A call that says what the default is
 has the outcome of the call without it.
 With ``--results FILE`` outcomes are appended to a file of JSON lines, and what it holds is not run again.
@@ -78,6 +79,7 @@ SIZES = (3, 17, 2, 5)
 MOST = 48  # cells of one model
 NEAR = 40.0  # dB
 BESIDE = "differs beside others"
+REFUSED_BESIDE = "refused beside others"
 NOT_TAKEN = ("refused", "raises", "crashes")
 FINDINGS = ("differs", BESIDE, "raises", "crashes")
 #: Plain values by name; name, type and base of what is varied.
@@ -506,6 +508,7 @@ def _beside(
     ask: _Ask, cells: Sequence[Cell], whole: Outcome, apart: list[Outcome], *, is_free: bool
 ) -> list[Outcome]:
     """Of cells whose parts are taken and whose model is not: those without which it is."""
+    status = REFUSED_BESIDE if whole.status == "refused" else BESIDE
     needed = [*range(len(cells))]
     size = len(needed) // 2
     while size:
@@ -520,7 +523,7 @@ def _beside(
         else:
             size //= 2
     return [
-        Outcome(BESIDE, whole.words) if place in needed else outcome
+        Outcome(status, whole.words) if place in needed else outcome
         for place, outcome in enumerate(apart)
     ]
 
@@ -649,7 +652,8 @@ def _step(node: Any) -> float:
 def difference(wanted: torch.Tensor, result: torch.Tensor, step: float = 0.0) -> str:
     """What is wrong with a result; nothing within values that were rounded to the next step.
 
-    Half of the means of two integers are ties of two steps, which runtimes round either way.
+    Half of the means of two integers are ties of two steps, which runtimes round either way. Infinities and
+    not-a-numbers have to stand in the same places.
 
     >>> difference(torch.ones(3), torch.ones(3)), difference(torch.ones(3), torch.zeros(3))
     ('', '0.0 dB')
@@ -659,8 +663,15 @@ def difference(wanted: torch.Tensor, result: torch.Tensor, step: float = 0.0) ->
     if not wanted.is_floating_point():
         wrong = (wanted != result.to(wanted.dtype)).float().mean().item()
         return f"{wrong:.0%} of values of {wanted.dtype}" if wrong else ""
-    error = (wanted.double() - result.double()).abs()
-    signal, noise = wanted.double().square().mean(), error.square().mean().clamp_min(1e-300)
+    wanted, result = wanted.double(), result.double()
+    odd = ~wanted.isfinite()
+    if not torch.allclose(wanted[odd], result[odd], rtol=0, equal_nan=True):
+        return "other values where the model's are not finite"
+    wanted, result = wanted[~odd], result[~odd]
+    if not wanted.numel():
+        return ""
+    error = (wanted - result).abs()
+    signal, noise = wanted.square().mean(), error.square().mean().clamp_min(1e-300)
     near = float(10 * torch.log10(signal.clamp_min(1e-300) / noise))
     if near >= NEAR or (float(error.max()) <= 2.1 * step and float(error.mean()) <= 0.7 * step):
         return ""
@@ -732,7 +743,7 @@ def _append(row: dict[str, str], path: Path | None) -> None:
 
 def counted(rows: Sequence[Mapping[str, str]]) -> str:
     """How many cells of each target have which outcome, as Markdown."""
-    kinds = ("equal", "equal at fixed sizes", "refused", *FINDINGS)
+    kinds = ("equal", "equal at fixed sizes", "refused", REFUSED_BESIDE, *FINDINGS)
     lines = [
         "| target | operators | attributes | calls | " + " | ".join(kinds) + " |",
         "|---|" + "---:|" * (len(kinds) + 3),
@@ -762,24 +773,24 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def reason(words: str) -> str:
-    """Why, out of the words of an error, without names of the model.
+    """Why, out of the words of an error, without names of the model and numbers.
 
-    >>> reason("LiteRT has no counterpart for aten.elu.default: another slope than 1 where calls.0")
-    'another slope than 1'
+    >>> reason("LiteRT has no counterpart for aten.elu.default: another slope than the usual where calls.0")
+    'another slope than the usual'
+    >>> reason("17.0 dB in a batch of 3")
+    'N dB in a batch of N'
     """
     inner = words.rpartition("): ")[2].partition(" where ")[0]
-    return inner.rpartition(".default: ")[2].rpartition(".input: ")[2][:64]
+    inner = inner.rpartition(".default: ")[2].rpartition(".input: ")[2]
+    return re.sub(r"\b\d+(\.\d+)?", "N", inner)[:64]
 
 
 PAGE = """# Attributes of operators on each target
 
 Written by `tools/attributes_by_target.py`: calls of operators with one value of one attribute, plain or
-beside other values of the rest, between integers. "equal": the exported file gives what the quantized model
-gives, with batches of 3, 17, 2 and 5 in one loaded file; "differs beside others": it is refused, or
-differs, only in a model with others. A layer on integers reads the result of each call, and a float operator
-that of another; ExecuTorch, Inductor, 110 of OpenVINO (earlier sources): a layer alone. Each has 1,876 calls.
-Most of OpenVINO's "without this CPU's shortcuts" had 0 dB with them: values that several read were scaled
-twice. Exports prevent that now; these rows are older.
+beside others, between integers. "equal": the exported file gives what the quantized model
+gives, with batches of 3, 17, 2 and 5 in one loaded file; "beside others": only in a model with others. A
+layer on integers reads the result of each call, and a float operator that of another.
 """
 
 

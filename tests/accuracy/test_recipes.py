@@ -11,7 +11,7 @@ from tests.snapshots import compare as snapshot
 from torch import nn
 
 import backquant
-from backquant.accuracy.recipes import BUILT_IN, recipe_of
+from backquant.accuracy.recipes import BUILT_IN, followed, recipe_of
 from backquant.accuracy.recipes import recipe as steps
 from backquant.accuracy.recipes.bench import Bench, Losses
 from backquant.accuracy.recipes.draft import Change, Draft, layers_of
@@ -134,7 +134,7 @@ def test_what_layers_read_is_held_for_the_same_draft(
     ready = cases["trace"].ready
     draft = Draft(ready.prepared, ready.conversion)
     bench = Bench(draft, cases["trace"].data)
-    first = list(STEPS["gptq"](draft, bench))
+    first = list(STEPS["adaround"](draft, bench))
     walks: list[object] = []
     real = bench.walks
 
@@ -143,13 +143,13 @@ def test_what_layers_read_is_held_for_the_same_draft(
         return real(twin, quantized)
 
     monkeypatch.setattr(bench, "walks", counted)
-    again = list(STEPS["gptq"](draft, bench))
+    again = list(STEPS["adaround"](draft, bench))
     assert not walks
     for one, two in zip(first, again, strict=True):
         assert isinstance(one, Change) and isinstance(two, Change)
         assert one.weight is not None and two.weight is not None
         assert torch.equal(one.weight, two.weight)
-    list(STEPS["gptq"](draft.changed([]), bench))
+    list(STEPS["adaround"](draft.changed([]), bench))
     assert walks
 
 
@@ -195,7 +195,7 @@ def test_all_batches_judge(
     assert bench.kept(draft, changes, before)[2] == int(kept)
 
 
-@pytest.mark.parametrize("step", ["weight-clipping", "gptq", "adaround"])
+@pytest.mark.parametrize("step", ["weight-clipping", "gptq", "clipped-gptq", "adaround"])
 def test_new_integers_come_with_a_bias_for_them(step: str) -> None:
     """A mean error that depends on the integers: a bias that was corrected by others is not added to."""
     torch.manual_seed(0)
@@ -238,6 +238,55 @@ def test_groups_of_four_bits() -> None:
         ]
         plain, better = (sqnr(wanted, [each(test)]) for each in found)
     assert better > plain + 2
+
+
+@pytest.mark.parametrize(
+    ("step", "rounded"),
+    [("gptq", steps._by_gptq), ("clipped-gptq", steps._by_clipped_gptq)],
+)
+def test_gptq_reads_what_rounded_layers_give(step: str, rounded: Any) -> None:
+    """Not what the layers before give as they are rounded to nearest."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64)).eval()
+    mixed = torch.randn(8, 64)
+    data = [torch.randn(64, 8) @ mixed for _ in range(4)]
+    ready = Flow(Options(weights="int4", group_size=32)).calibrated(model, None, data)
+    draft = Draft(ready.prepared, ready.conversion)
+    bench = Bench(draft, data)
+    first, second = STEPS[step](draft, bench)
+    assert isinstance(first, Change) and isinstance(second, Change)
+    assert first.weight is not None and second.weight is not None
+    nearest = next(layers_of(draft.twin())).reference.dequantized_weight()
+    assert not torch.equal(first.weight, nearest)
+    equal = []
+    for weight in (first.weight, nearest):
+        x = nn.functional.linear(torch.cat(bench.fitting), weight, model[0].bias).relu()
+        _, last = layers_of(draft.twin())
+        wanted = rounded(last, (x.T @ x / len(x))[None]).weight
+        equal.append(float((wanted - second.weight).abs().lt(1e-6).float().mean()))
+    assert equal[0] > 0.995 > equal[1]
+
+
+def test_clipping_and_gptq_are_one_step_where_only_weights_are_quantized() -> None:
+    """Scales are chosen in the pass that rounds: one large weight in each row, which reads little."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64)).eval()
+    with torch.no_grad():
+        model[0].weight[:, 5] = 0.8
+    mixed = torch.randn(8, 64)
+    mixed[:, 5] *= 1e-3
+    data = [torch.randn(64, 8) @ mixed for _ in range(4)]
+    gained = {}
+    for options in (Options(weights="int4", group_size=32), Options("x86")):
+        ready = Flow(options).calibrated(model, None, data)
+        draft = Draft(ready.prepared, ready.conversion)
+        for recipe in (["gptq"], ["weight-clipping", "gptq"]):
+            [*_, last] = followed(recipe_of(recipe), draft, data)[1]
+            gained[options.backend, len(recipe)] = last
+    only, both, *activations = gained.values()
+    assert [step.step for step in (only, both)] == ["gptq", "clipped-gptq"]
+    assert both.kept == both.proposed == 2 and both.after > only.after + 2
+    assert [step.step for step in activations] == ["gptq", "gptq"]
 
 
 def test_scales_of_groups_and_of_embeddings_are_clipped() -> None:

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from backquant.backend_config import checks
+from backquant.backend_config.kinds import Flag
 from backquant.errors import SpecError
 
 
@@ -60,7 +61,7 @@ def test_count_refuses(value: Any) -> None:
 
 def test_bool_refuses_numbers_that_equal_one() -> None:
     with pytest.raises(SpecError, match="is_dynamic must be a bool, got 1"):
-        checks.check_bool(1, "is_dynamic")
+        Flag().check(1, "is_dynamic")
 
 
 def test_choice_names_the_near_one_or_all() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from typer.testing import CliRunner
 
 import backquant
+from backquant.api.folders import CheckpointAnswer
 from backquant.cli.app import app
 from tiny_decoders import folder_of
 
@@ -82,3 +85,46 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert code == 2 and "needs data" in text
     code, text = run(*words, "--backend", "x86")
     assert code == 2 and "--backend has no effect on a folder" in text
+
+
+def test_a_folder_is_explained_and_compared(tmp_path: Path) -> None:
+    source, place = folder_of("llama", tmp_path), tmp_path / "out"
+    backquant.quantize_checkpoint(source, place, to="compressed-tensors", weights="int4:64")
+    code, text = run("explain", source, "--backend", "gguf", "--json")
+    told = json.loads(text)
+    assert code == 1 and told["whole"] == ""
+    assert len(told["taken"]) == 2 and len(told["refused"]) == 13  # 64 inputs are no group of 128
+    code, text = run("explain", place, "--backend", "awq")
+    assert code == 1 and "awq takes 0 of 14 layers" in text and "requested weight int4" in text
+    code, text = run("explain", place, "--backend", "mlx", "--json")
+    assert code == 0 and len(json.loads(text)["taken"]) == 14, text
+    code, text = run("compare", source, place, "--json")
+    rows = json.loads(text)["rows"]
+    assert code == 0 and len(rows) == 14 and 10 < rows[0]["sqnr"] <= rows[-1]["sqnr"] < 30
+
+
+def test_the_answer_is_on_standard_output(spawn: Callable[..., Any], tmp_path: Path) -> None:
+    source, place = folder_of("llama", tmp_path), tmp_path / "out"
+    backquant.quantize_checkpoint(source, place, to="compressed-tensors", weights="int4:32")
+    for words in (("compare", source, place), ("explain", place, "--backend", "mlx")):
+        done = spawn(*map(str, words))
+        assert done.status == 0 and str(place) in done.out, done.err
+
+
+def test_a_gguf_file_is_explained_and_compared(tmp_path: Path) -> None:
+    source, file = folder_of("llama", tmp_path), tmp_path / "model.gguf"
+    backquant.quantize_checkpoint(source, file, to="gguf", weights="int8:32")
+    answer = backquant.explain(file, backend="mlx")
+    assert isinstance(answer, CheckpointAnswer) and answer.is_taken and not answer.refused
+    found = backquant.compare(source, file)
+    assert min(row.sqnr for row in found.rows) > 35 and "at worst" in str(found)
+
+
+def test_an_architecture_that_gguf_has_not(tmp_path: Path) -> None:
+    source = folder_of("llama", tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    config["architectures"] = ["OPTForCausalLM"]
+    (source / "config.json").write_text(json.dumps(config))
+    answer = backquant.explain(source, backend="gguf")
+    assert isinstance(answer, CheckpointAnswer) and not answer.is_taken
+    assert "OPTForCausalLM is not written as GGUF" in str(answer)

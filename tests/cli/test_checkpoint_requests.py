@@ -1,4 +1,4 @@
-"""``backquant quantize FOLDER``: what is wrong with the request is said in the options' own names."""
+"""Commands on folders: what is wrong with the request is said in the options' own names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+import backquant
+from tiny_decoders import folder_of
+
+FIX_NAMES = {"batches.npz": "images.npz", "FLOAT_FOLDER": "float", "QUANTIZED": "served"}
 CASES = {
     "no-format": ("--weights", "int4:32"),
     "options-of-models": ("--to", "compressed-tensors", "--weights", "int4:32", "--backend", "x86"),
@@ -42,4 +46,24 @@ def test_wrong_requests(
     result = run("quantize", model, *CASES[case], "-o", "out")
     assert result.status == 2
     assert not Path("out").exists()
+    snapshot(case, result.err)
+
+
+LOOKS = {
+    "inputs-of-a-folder": ("explain", "float", "--backend", "gguf", "--inputs", "1,9:int64"),
+    "table-of-a-folder": ("explain", "float", "--backend", "gguf", "--table"),
+    "data-of-folders": ("compare", "float", "served", "--data", "images.npz"),
+    "metric-of-folders": ("compare", "float", "served", "--metric", "zoo:loss"),
+    "quantized-twice": ("compare", "served", "served"),
+    "comparison-without-data": ("compare", "zoo:PAIR", "out.bq"),
+}
+
+
+@pytest.mark.parametrize("case", LOOKS)
+def test_wrong_looks(case: str, run: Callable[..., Any], tmp_path: Path, snapshot: Any) -> None:
+    folder_of("llama", tmp_path).rename("float")
+    backquant.quantize_checkpoint("float", "served", to="compressed-tensors", weights="int4:32")
+    assert run("quantize", "zoo:PAIR", "--data", "images.npz", "-o", "out.bq").status == 0
+    result = run(*LOOKS[case])
+    assert result.status == 2
     snapshot(case, result.err)

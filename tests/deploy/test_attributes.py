@@ -74,7 +74,7 @@ def test_the_page_counts_calls_and_gives_reasons(tool: ModuleType) -> None:
     ]
     page = tool.page(rows)
     assert "| litert | 1 | 1 | 2 | 1 | 0 | 1 | 0 | 0 |" in page
-    assert "| litert | `elu.default` 1 | another slope than 1 |" in page
+    assert "| litert | `elu.default` 1 | another slope than N |" in page
 
 
 def test_a_difference_is_a_finding(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,14 +103,21 @@ def test_a_runtime_that_crashes_ends_one_model(
     child.close()
 
 
-def test_a_model_that_is_not_taken_while_its_parts_are(tool: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("status", "beside"),
+    [("refused", "refused beside others"), ("raises", "differs beside others")],
+)
+def test_a_model_that_is_not_taken_while_its_parts_are(
+    tool: ModuleType, status: str, beside: str
+) -> None:
     cells = [*tool.every_cell(["aten.leaky_relu.default"])][:6]
     pair = {cells[1].name, cells[4].name}
 
     def ask(asked: list[Any], *, is_free: bool) -> list[Any]:
-        status = "refused" if pair <= {cell.name for cell in asked} else "equal"
-        return [tool.Outcome(status, "0.0 dB")] * len(asked)
+        is_whole = pair <= {cell.name for cell in asked}
+        return [tool.Outcome(status if is_whole else "equal", "0.0 dB")] * len(asked)
 
     found = tool.outcomes(ask, cells)
     named = zip(cells, found, strict=True)
-    assert {cell.name for cell, each in named if each.status == tool.BESIDE} == pair
+    assert {cell.name for cell, each in named if each.status == beside} == pair
+    assert (beside in tool.FINDINGS) == (status == "raises")

@@ -17,10 +17,11 @@ from backquant.backend_config import (
 )
 from backquant.cli.models import findings
 from backquant.match.satisfiable import left_float_by_default, unsatisfiable
+from backquant.operators import find
 
 
-def found(config: DTypeConfig) -> list[str]:
-    entry = BackendPatternConfig(nn.Linear).add_dtype_config(config)
+def found(config: DTypeConfig, layer: type[nn.Module] = nn.Linear) -> list[str]:
+    entry = BackendPatternConfig(layer).add_dtype_config(config)
     backend = BackendConfig("b").set_backend_pattern_config(entry)
     return [finding.message for finding in unsatisfiable(backend)]
 
@@ -86,10 +87,20 @@ def test_a_file_is_told_with_its_line(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", list_backends())
 def test_the_default_request_reaches_every_operator(name: str) -> None:
-    found = [finding.place for finding in left_float_by_default(get_backend_config(name))]
-    #: the defaults of PyTorch's description name nn.Embedding alone
-    known = {"executorch": ["torch.nn.functional.embedding"]}.get(name, [])
-    assert [place.split("(")[1].rstrip(")") for place in found] == known
+    """But those that PyTorch's descriptions quantize at each call, or with weights of 4 bits."""
+    backend = get_backend_config(name)
+    entries = list(backend.shared_entries)
+    left = [find(entries[finding.entry].anchor.op) for finding in left_float_by_default(backend)]
+    assert {operator.family for operator in left} <= {"recurrent", "embedding"}
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.LSTMCell])
+def test_states_have_no_output_scale(layer: type[nn.Module]) -> None:
+    static = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
+    dynamic = DTypeConfig(torch.qint8, torch.float, torch.qint8, torch.float, is_dynamic=True)
+    [message] = found(static, layer)
+    assert "one output scale for a result and its states" in message
+    assert found(dynamic, layer) == []
 
 
 def test_what_the_default_request_leaves_in_float() -> None:

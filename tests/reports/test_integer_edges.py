@@ -112,6 +112,41 @@ def test_files_take_and_give_integers(backend: str, tmp_path: Path) -> None:
     assert decibels(model(DATA[0]), real(result, leaves)) > 30
 
 
+class Residual(nn.Module):
+    """The first of two convolutions reads the input, and what joins their result with it does."""
+
+    def __init__(self, join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+        self.join = join
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.join(input, self.second(torch.relu(self.first(input))))
+
+
+JOINS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "x + y": lambda x, y: x + y,
+    "x * y": lambda x, y: x * y,
+    "cat": lambda x, y: torch.cat([x, y], 1),
+    "pool": lambda x, y: nn.functional.max_pool2d(x, 3, 1, 1) + y,
+    "twice": lambda x, y: x + (x + y),
+}
+
+
+@pytest.mark.parametrize("wish", [True, {"input": True}], ids=["both", "input"])
+@pytest.mark.parametrize("join", JOINS)
+def test_operators_that_share_an_integer_input(join: str, wish: Any, tmp_path: Path) -> None:
+    """XNNPACK's kernels were one partition that reads itself (``CycleError``)."""
+    model, path = Residual(JOINS[join]).eval(), tmp_path / "model.pte"
+    exported = backquant.export(quantized(model, backend="executorch"), path, integer_io=wish)
+    x = integers(DATA[0], exported.edges["input"])
+    [result] = map(torch.as_tensor, load_exported(path, 1).run([x.numpy()]))
+    if wish is True:
+        result = real(result, exported.edges["output 0"])
+    assert decibels(model(DATA[0]), result) > 30
+
+
 @pytest.mark.parametrize("backend", ["litert", "litert_micro"])
 def test_a_tflite_has_integers_at_its_edges(backend: str, tmp_path: Path) -> None:
     from ai_edge_litert.interpreter import Interpreter

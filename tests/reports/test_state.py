@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter as Counter_
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -275,6 +276,60 @@ class InABareModule(nn.Module):
         return x - self.held.mean
 
 
+class RowOfABuffer(nn.Module):
+    """An attribute that is a view of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.zeros(4, 8))
+        self.row = self.means[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.row.mul_(0.9).add_(0.1 * x.mean(0))
+        return x - self.means[1]
+
+
+class CountedWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Counter_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.update(["call"])
+        return x / self.calls["call"]
+
+
+class HookOfALayer(nn.Module):
+    """A hook writes into the layer that it is of, an attribute that only a call makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.fc.register_forward_hook(self.scaled)
+
+    @staticmethod
+    def scaled(layer: nn.Module, _: object, output: Tensor) -> Tensor:
+        layer.calls = getattr(layer, "calls", 0) + 1
+        return output / layer.calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+class DropsAnyway(nn.Module):
+    """Monte Carlo dropout: drops in evaluation, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drop.train()
+        return self.drop(x)
+
+
+UNCOUNTED = [PastVersions, InAKernel, OfSeveral, InComplexNumbers, InABareModule]
+UNCOUNTED += [RowOfABuffer, CountedWords, HookOfALayer, DropsAnyway]
 STATEFUL = [Averaged, InPlace, Copied, Ring, Cache, Counter, Growing, Window, Previous]
 STATEFUL += [InAnObject, InANamespace, InAnArray, InAHiddenModule, Countdown, FirstCall]
 STATEFUL += [FirstSeen, OtherMemory, Adapting]
@@ -341,16 +396,38 @@ class Between(nn.Module):
         return self.last(torch.relu(self.kind(self.first(x))))
 
 
-UNCOUNTED = [PastVersions, InAKernel, OfSeveral, InComplexNumbers, InABareModule]
-
-
 @pytest.mark.parametrize("kind", UNCOUNTED)
 def test_state_that_no_version_or_class_shows(kind: type) -> None:
     model = Between(kind).eval()
     before = copy.deepcopy(model)
     quantized = backquant.quantize(model, calibration=BATCHES, backend="x86", slower="keep")
     with torch.no_grad():
-        assert all(_decibels(before(x), quantized(x)) > 18 for x in BATCHES)
+        torch.manual_seed(1)
+        wanted = [before(x).clone() for x in BATCHES]
+        torch.manual_seed(1)
+        found = [quantized(x).clone() for x in BATCHES]
+    assert all(_decibels(*pair) > 18 for pair in zip(wanted, found, strict=True))
+
+
+@pytest.mark.parametrize("flow", ["fx", "qat"])
+@pytest.mark.parametrize("kind", [*STATEFUL, *UNCOUNTED])
+def test_a_prepared_model_keeps_state_as_the_model_does(kind: type, flow: str) -> None:
+    """Call by call, beyond the rounding: observers see what the model computes."""
+    model = Between(kind).train(flow == "qat")
+    before, config = copy.deepcopy(model), backquant.get_backend_config("x86")
+    if flow == "fx":
+        mapping = backquant.default_mapping("x86")
+        prepared = backquant.prepare_fx(model, mapping, (BATCHES[0],), backend_config=config)
+    else:
+        mapping = backquant.get_default_qat_qconfig_mapping("x86")
+        prepared = backquant.prepare_qat_fx(model, mapping, (BATCHES[0],), backend_config=config)
+        prepared.apply(backquant.disable_fake_quant)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        wanted = [before(x).clone() for x in BATCHES]
+        torch.manual_seed(1)
+        for x, each in zip(BATCHES, wanted, strict=True):
+            torch.testing.assert_close(prepared(x), each)
 
 
 def _decibels(wanted: Tensor, found: Tensor) -> float:

@@ -71,7 +71,7 @@ class Calibrated:
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
     watched: Watched | None = field(default=None, repr=False)
-    stateful: tuple[str, ...] = ()
+    stateful: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     edges: IntegerEdges | None = None
     _calculate: CalculatedOnce = field(default_factory=CalculatedOnce, repr=False)
 
@@ -159,7 +159,8 @@ class Calibrated:
             )
         if self.stateful:
             raise UsageError(
-                f"a recipe compares models call by call, and {self.stateful[0]!r} keeps state between calls",
+                f"a recipe compares models call by call, and {next(iter(self.stateful))!r} keeps state "
+                "between calls",
                 where=f"recipe={recipe.name!r}",
                 fix='recipe="default"',
             )

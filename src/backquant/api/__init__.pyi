@@ -5,12 +5,12 @@ from backquant.accuracy.search.runners import Budget as Budget
 from backquant.api.accuracy import compare as compare
 from backquant.api.accuracy import search as search
 from backquant.api.accuracy import sensitivity as sensitivity
-from backquant.api.checkpoints import load_checkpoint as load_checkpoint
 from backquant.api.checkpoints import quantize_checkpoint as quantize_checkpoint
 from backquant.api.eager import fuse_modules as fuse_modules
 from backquant.api.eager import fuse_modules_qat as fuse_modules_qat
 from backquant.api.eager import quantize_dynamic as quantize_dynamic
 from backquant.api.exporting import export as export
+from backquant.api.folders import load_checkpoint as load_checkpoint
 from backquant.api.from_files import quantize_files as quantize_files
 from backquant.api.fx import convert_fx as convert_fx
 from backquant.api.fx import convert_to_integer_reference as convert_to_integer_reference

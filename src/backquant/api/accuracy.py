@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch.distributed as dist
 
@@ -34,7 +34,14 @@ from backquant.accuracy.search.runners import (
 from backquant.accuracy.search.work import Work
 from backquant.accuracy.sensitivity import Sensitivity, sensitivities
 from backquant.accuracy.twin import Twin
-from backquant.api.arguments import Model, opened_model, plain_model, with_known_names
+from backquant.api.arguments import (
+    Model,
+    is_language_model,
+    opened_model,
+    plain_model,
+    refuse_unused,
+    with_known_names,
+)
 from backquant.api.exporting import export
 from backquant.api.flow import Flow, Options
 from backquant.backend_config.config import Backend
@@ -53,22 +60,39 @@ from backquant.pipeline.recapture import float_graph_of
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.runtime import QuantizedModel
 
+if TYPE_CHECKING:
+    from backquant.api.folders import CheckpointComparison
+
 # ``compare`` and ``sensitivity``: what quantization costs, and where.
 
 
-@with_known_names
+@overload
 def compare(
     model: Model,
     quantized: QuantizedModel | Exported | str | os.PathLike[str],
     data: Iterable[Any],
     *,
+    metric: Metric | None = ...,
+    progress: bool = ...,
+) -> Comparison: ...
+@overload
+def compare(
+    model: str | os.PathLike[str], quantized: str | os.PathLike[str]
+) -> CheckpointComparison: ...
+@with_known_names
+def compare(
+    model: Model,
+    quantized: QuantizedModel | Exported | str | os.PathLike[str],
+    data: Iterable[Any] | None = None,
+    *,
     metric: Metric | None = None,
     progress: bool = False,
-) -> Comparison:
+) -> Comparison | CheckpointComparison:
     """Run ``quantized`` beside the float ``model``, operator by operator: what did it cost, and where?
 
     Args:
-        model: the float model that was quantized; it is not changed.
+        model: the float model that was quantized; it is not changed. Of a language model its folder, with the
+            folder or GGUF file of the quantized one, and no data: weights are compared, layer by layer.
         quantized: from ``quantize``, ``convert_fx`` or ``load``; or a file of ``save`` or ``export``. What
             ``export`` wrote runs in its own runtime, and its outputs are compared.
         data: batches, as for calibration; preferably others than those.
@@ -94,6 +118,18 @@ def compare(
     >>> found.sqnr > 20, [row.operators for row in found.rows if not row.rounds]
     (True, [('_0',)])
     """
+    if is_language_model(model) and isinstance(quantized, str | os.PathLike):
+        from backquant.api.folders import compared_folders
+
+        unused = {"data": (data, None), "metric": (metric, None), "progress": (progress, False)}
+        refuse_unused("language models in files", **unused)
+        return compared_folders(model, quantized)
+    if data is None:
+        raise UsageError(
+            "a comparison needs data",
+            where="backquant.compare(model, quantized, data)",
+            fix="data=batches   # as for calibration",
+        )
     if isinstance(quantized, Exported | str | os.PathLike):
         path = Path(quantized.path if isinstance(quantized, Exported) else quantized)
         target = quantized.target if isinstance(quantized, Exported) else None

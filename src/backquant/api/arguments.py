@@ -9,7 +9,8 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import fx, nn
@@ -235,9 +236,9 @@ def sound_file(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> Bac
     """
     from backquant.backend_config import files
 
-    config = files.load_file(path, allow)
-    refuse_errors(file_findings(path, allow))
-    return config
+    loaded = files.load_with_places(path, allow)
+    refuse_errors(files.findings_in(loaded, description_findings))
+    return BackendConfig.of(loaded.config)
 
 
 def refuse_errors(found: list[Finding]) -> None:
@@ -265,6 +266,34 @@ def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:
 _Custom = TypeVar("_Custom", PrepareCustomConfig, ConvertCustomConfig, FuseCustomConfig)
 
 Model = nn.Module | torch.export.ExportedProgram | str | os.PathLike[str]
+
+
+def is_language_model(given: Any) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether it is the folder of one, or a GGUF file, by its path.
+
+    >>> is_language_model("model.gguf"), is_language_model("model.pt2")
+    (True, False)
+    """
+    if not isinstance(given, str | os.PathLike):
+        return False
+    path = Path(given)
+    return path.suffix == ".gguf" or path.is_dir()
+
+
+def refuse_unused(what: str, **given: tuple[Any, Any]) -> None:
+    """Raise ``UsageError`` for an argument that has no effect on ``what``; of each its value and its default.
+
+    >>> refuse_unused("a language model", metric=(None, None), capture=("trace", "auto"))
+    Traceback (most recent call last):
+    backquant.errors.UsageError: capture has no effect on a language model
+      where  capture
+      fix    capture='auto'
+    """
+    for name, (value, default) in given.items():
+        if type(value) is not type(default) or value != default:
+            raise UsageError(
+                f"{name} has no effect on {what}", where=name, fix=f"{name}={default!r}"
+            )
 
 
 def opened_model(model: Any) -> nn.Module:

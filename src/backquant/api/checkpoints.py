@@ -22,13 +22,12 @@ from backquant.calibrate.feed import ProgressBar
 from backquant.deploy.checkpoints.formats import FORMATS, find_format
 from backquant.deploy.checkpoints.gguf import write_gguf
 from backquant.deploy.checkpoints.gguf_blocks import blocks_of
-from backquant.deploy.checkpoints.gguf_read import GgufSource, open_gguf
+from backquant.deploy.checkpoints.gguf_read import GgufSource
 from backquant.deploy.checkpoints.layer import Activation, Scheme, layer_of, quantized_layers
 from backquant.deploy.checkpoints.read import (
     HubFolder,
     QuantizedCheckpoint,
     Source,
-    open_checkpoint,
 )
 from backquant.deploy.checkpoints.target import IGNORE, SOURCE, CheckpointTarget
 from backquant.deploy.checkpoints.write import (
@@ -230,27 +229,6 @@ def _named(batch: Any) -> Mapping[str, Any]:
     if isinstance(batch, Mapping):
         return batch
     return {"input_ids": batch[0] if isinstance(batch, tuple | list) else batch}
-
-
-def load_checkpoint(folder: str | os.PathLike[str]) -> QuantizedCheckpoint:
-    """Read a quantized checkpoint, a folder or a GGUF file, of ours or of another tool: its integers, bit for
-    bit.
-
-    ``layer(path)`` of the result is one layer; ``export(checkpoint, folder, to=...)`` writes it in another
-    format, where no integer changes. Options: ``ignore``, patterns of layers that are written in float;
-    ``source``, the folder of the float model, from which ``config.json`` and the tokenizer are taken.
-
-    Raises:
-        UsageError: the folder is none, or in a format that is not read.
-        ArtifactError: its tensors and its configuration contradict each other.
-
-    >>> load_checkpoint("nowhere")
-    Traceback (most recent call last):
-    backquant.errors.UsageError: there is no folder nowhere
-      where  nowhere
-      fix    the folder that model.save_pretrained(folder) wrote, or a download of one
-    """
-    return open_gguf(folder) if Path(folder).is_file() else open_checkpoint(folder)
 
 
 def export_checkpoint(

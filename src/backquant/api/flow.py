@@ -219,7 +219,7 @@ class Flow:
             step.record.backend_config,
             self.engine,
             watched=watched,
-            stateful=tuple(inputs.called.state),
+            stateful=inputs.called.state,
             edges=self.options.edges,
         )
 
@@ -281,7 +281,7 @@ class Flow:
         prepared = prepared_for_inference(step, opened.requested.request)
         with_reporting(prepared, opened.frozen, inputs.called.inputs)
         check_coverage(prepared, self.options.required)
-        copy_state(opened.frozen, prepared, tuple(inputs.called.state))
+        copy_state(opened.frozen, prepared, inputs.called.state)
         return prepared
 
     def calibrate(

@@ -158,7 +158,7 @@ def prepare_fx(
         step, total = _counted(step, called), called.multiply_adds
     step = _with_lost_parts(step, called)
     prepared = prepared_for_inference(step, request)
-    copy_state(model, prepared, () if called is None else called.state)
+    copy_state(model, prepared, {} if called is None else called.state)
     with_reporting(prepared, in_evaluation(model), example_inputs, total)
     notes = filter(None, (note,))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_in_standalone(prepared), *notes)
@@ -226,7 +226,7 @@ def prepare_qat_fx(
     prepared = prepared_for_training(
         graph, request, example, partial(_with_lost_parts, called=called)
     )
-    copy_state(model, prepared, () if called is None else called.state)
+    copy_state(model, prepared, {} if called is None else called.state)
     with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs, total)
     notes = (
         *(graph.difference, unrounded(prepared, request.backend_config.name), shapes),

@@ -6,15 +6,19 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from backquant.accuracy.recipes import Recipe
 from backquant.api.arguments import (
     Model,
+    is_language_model,
     opened_model,
     plain_model,
+    refuse_unused,
     sound_backend,
     with_known_names,
 )
@@ -43,6 +47,9 @@ from backquant.report.build import build_report
 from backquant.report.model import Report
 from backquant.report.recorded import report_source, with_reporting
 from backquant.runtime import QuantizedModel
+
+if TYPE_CHECKING:
+    from backquant.api.folders import CheckpointAnswer
 
 
 @with_known_names
@@ -178,21 +185,44 @@ def quantize(
         return Flow(options, ranks).run(model, example_inputs, calibration)
 
 
+@overload
+def explain(
+    model: nn.Module | torch.export.ExportedProgram,
+    example_inputs: Any,
+    *,
+    backend: Backend = ...,
+    qconfig_mapping: QConfigMapping | None = ...,
+    prepare_custom_config: PrepareCustomConfig | None = ...,
+    capture: str = ...,
+    dynamic_shapes: Any = ...,
+) -> Report: ...
+@overload
+def explain(
+    model: str | os.PathLike[str],
+    example_inputs: Any = ...,
+    *,
+    backend: Backend = ...,
+    qconfig_mapping: QConfigMapping | None = ...,
+    prepare_custom_config: PrepareCustomConfig | None = ...,
+    capture: str = ...,
+    dynamic_shapes: Any = ...,
+) -> Report | CheckpointAnswer: ...
 @with_known_names
 @makes_graphs
 def explain(
     model: Model,
-    example_inputs: Any,
+    example_inputs: Any = None,
     *,
     backend: Backend = "x86",
     qconfig_mapping: QConfigMapping | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,
     capture: str = "auto",
     dynamic_shapes: Any = None,
-) -> Report:
+) -> Report | CheckpointAnswer:
     """Report what every operator would become, and why, without data and without changing the model.
 
-    The engine need not run on this machine. Args: as in ``quantize``.
+    The engine need not run on this machine. Args: as in ``quantize``. ``model`` may be the folder of a
+    language model, or a GGUF file, without inputs: whether what ``backend`` describes holds it, by layers.
 
     Raises:
         CaptureError: the model can be captured neither by trace nor by export.
@@ -207,6 +237,17 @@ def explain(
     """
     config = sound_backend(backend)
     given = checked_request(qconfig_mapping, prepare_custom_config)
+    if is_language_model(model):
+        from backquant.api.folders import explained_folder
+
+        refuse_unused(
+            "a language model in files",
+            example_inputs=(example_inputs, None),
+            prepare_custom_config=(prepare_custom_config, None),
+            capture=(capture, "auto"),
+            dynamic_shapes=(dynamic_shapes, None),
+        )
+        return explained_folder(model, config, qconfig_mapping)
     frozen = evaluation_copy(plain_model(opened_model(model), given[1], config))
     requested = DefaultedRequest.of(config, _engine_here(config), *given, frozen)
     called = called_on_example(frozen, example_inputs)

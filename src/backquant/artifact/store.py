@@ -26,7 +26,7 @@ from backquant.errors import ArtifactError, UsageError
 from backquant.graph.example import ExampleSpec
 from backquant.graph.export import Interface, Maker, Structure
 from backquant.graph.objects import Shell
-from backquant.json_text import read_json
+from backquant.json_text import plain_data, read_json
 from backquant.lower import EngineInfo, KernelUse, engine_here
 from backquant.match.plan import Plan, Reason
 from backquant.qconfig import QConfigMapping
@@ -246,15 +246,7 @@ class Description:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON-able data."""
-        return {
-            "path": self.path,
-            "digest": self.digest,
-            "versions": self.versions,
-            "engine": None if self.engine is None else self.engine.to_dict(),
-            "backend": self.backend,
-            "kernels": self.kernels,
-            "report": self.report.to_dict(),
-        }
+        return {**plain_data(self), "report": self.report.to_dict()}
 
     def render(self) -> str:
         """What a person reads on a terminal, before the report."""

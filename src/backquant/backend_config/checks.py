@@ -52,12 +52,6 @@ def renamed(given: Mapping[str, Any], alias: str, name: str) -> dict[str, Any]:
     return {name if key == alias else key: value for key, value in given.items()}
 
 
-def check_bool(value: Any, field: str) -> None:
-    """Raise ``SpecError`` unless ``value`` is None, True or False."""
-    if value is not None and not isinstance(value, bool):
-        raise SpecError(f"{field} must be a bool, got {value!r}", where=field)
-
-
 def check_module_class(value: Any, field: str) -> type[torch.nn.Module] | None:
     """``value`` when it is None or a subclass of ``torch.nn.Module``; else ``SpecError``.
 
@@ -99,7 +93,7 @@ def check_count(value: Any, field: str) -> None:
 
 def check_choice(value: Any, field: str, choices: tuple[Any, ...]) -> None:
     """Raise ``SpecError`` unless ``value`` is None or one of ``choices``."""
-    if value is None or any(value is c or value == c for c in choices):
+    if value is None or value in choices:
         return
     fix = did_you_mean(value, choices, f"one of {', '.join(map(repr, choices))}")
     raise SpecError(f"{field} cannot be {value!r}", where=field, fix=fix)

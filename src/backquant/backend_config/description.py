@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -199,7 +200,9 @@ class Description:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_derived": None}
+        own = copy(self)
+        own._own_entries()
+        return vars(own)
 
     def shared(self) -> Self:
         """The same object, whose copies share its entries. Nobody may hold these any more.
@@ -211,6 +214,11 @@ class Description:
         """
         self._derived = {}
         return self
+
+    def adopt(self, entries: Mapping[NormalPattern, BackendPatternConfig]) -> Self:
+        """Take entries, which may be those of others, by their patterns, in place of its own; ``shared``."""
+        self._entries = dict(entries)
+        return self.shared()
 
     def derived(self, key: Hashable, make: Callable[[Self], _T]) -> _T:
         """``make(self)``, kept under ``key`` for all descriptions that share the entries and have no field

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from backquant.backend_config.declared import Declared, Record, declared
@@ -83,19 +83,9 @@ class BackendDiff:
         >>> diff(Description("a"), Description("b")).to_dict()["fields"]
         [{'field': 'name', 'before': 'a', 'after': 'b'}]
         """
-        return {
-            "first": self.first,
-            "second": self.second,
-            "fields": [_field_dict(change) for change in self.fields],
-            "entries": [
-                {
-                    "pattern": change.pattern,
-                    "kind": change.kind,
-                    "fields": [_field_dict(field) for field in change.fields],
-                }
-                for change in self.entries
-            ],
-        }
+        data = asdict(self)
+        entries = [{**entry, "fields": list(entry["fields"])} for entry in data["entries"]]
+        return {**data, "fields": list(data["fields"]), "entries": entries}
 
     def render(self) -> str:
         """Readable lines, without markup: patterns with the same changes are listed together.
@@ -171,10 +161,6 @@ def _field_lines(changes: tuple[FieldChange, ...]) -> list[str]:
         str(FieldChange(f"{head}{', '.join(names)}]" if names[0] else head, before, after))
         for (head, before, after), names in groups.items()
     ]
-
-
-def _field_dict(change: FieldChange) -> dict[str, str]:
-    return {"field": change.field, "before": change.before, "after": change.after}
 
 
 def _grouped(

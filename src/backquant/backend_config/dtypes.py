@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from backquant.backend_config.checks import dtype_fix, renamed, within
+from backquant.backend_config.checks import dtype_fix, renamed
 from backquant.backend_config.declared import OURS, Phrase, Record, documented
 from backquant.backend_config.import_paths import Resolver
 from backquant.backend_config.kinds import (
@@ -22,6 +22,7 @@ from backquant.backend_config.kinds import (
     SharedBy,
     Where,
     WordOrEnds,
+    record_from,
 )
 from backquant.backend_config.layout import Layout, one_of, ref
 from backquant.dtypes import Granularity
@@ -147,13 +148,11 @@ class TensorDType(Kind):
         return DTypeWithConstraints.read(mapping, resolver)
 
     def check(self, value: Any, field: str) -> DTypeWithConstraints:
-        if isinstance(value, DTypeWithConstraints):
-            return value
-        if isinstance(value, Mapping):
-            with within(field):
-                return DTypeWithConstraints.from_dict(value)
         if value is None or isinstance(value, torch.dtype):
             return DTypeWithConstraints(dtype=value)
+        found: DTypeWithConstraints | None = record_from(DTypeWithConstraints, value, field)
+        if found is not None:
+            return found
         raise SpecError(
             f"{field} must be a torch.dtype or DTypeWithConstraints, got {value!r}",
             where=field,

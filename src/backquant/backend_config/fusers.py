@@ -63,18 +63,25 @@ class SequentialFuser:
 
 
 @dataclass(frozen=True, repr=False)
-class ReversedFuser:
+class _Reordered:
+    fuser: Fuser
+
+    def __post_init__(self) -> None:
+        check_callable(self.fuser, "fuser")
+
+    def __repr__(self) -> str:
+        is_data = isinstance(self.fuser, (SequentialFuser, _Reordered))
+        name = repr(self.fuser) if is_data else operator_name(self.fuser)
+        return f"{type(self).__name__}({name})"
+
+
+class ReversedFuser(_Reordered):
     """Takes its modules as a reversed nested tuple and calls ``fuser`` in forward order.
 
     >>> swap = ReversedFuser(lambda is_qat, conv, bn, relu: [conv, bn, relu])
     >>> swap(False, "relu", ("bn", "conv"))
     ['conv', 'bn', 'relu']
     """
-
-    fuser: Fuser
-
-    def __post_init__(self) -> None:
-        check_callable(self.fuser, "fuser")
 
     def __call__(self, is_qat: bool, *modules: Any) -> Any:
         forward: list[Any] = []
@@ -86,22 +93,13 @@ class ReversedFuser:
             forward.append(last)
         return self.fuser(is_qat, rest, *reversed(forward))
 
-    def __repr__(self) -> str:
-        return f"ReversedFuser({_fuser_name(self.fuser)})"
 
-
-@dataclass(frozen=True, repr=False)
-class ForwardFuser:
+class ForwardFuser(_Reordered):
     """Takes its modules in forward order and calls ``fuser`` with the reversed nested tuple.
 
     >>> ForwardFuser(lambda is_qat, relu, rest: (relu, rest))(False, "conv", "bn", "relu")
     ('relu', ('bn', 'conv'))
     """
-
-    fuser: Fuser
-
-    def __post_init__(self) -> None:
-        check_callable(self.fuser, "fuser")
 
     def __call__(self, is_qat: bool, *modules: Any) -> Any:
         if len(modules) < 2:
@@ -110,9 +108,6 @@ class ForwardFuser:
         for module in modules[1:]:
             nested = (module, nested)
         return self.fuser(is_qat, *nested)
-
-    def __repr__(self) -> str:
-        return f"ForwardFuser({_fuser_name(self.fuser)})"
 
 
 def reverse_sequential_wrapper2(sequential: Callable[..., torch.nn.Module]) -> ReversedFuser:
@@ -170,8 +165,3 @@ def in_reversed_order(fuser: Fuser) -> Fuser:
     True
     """
     return fuser.fuser if isinstance(fuser, ForwardFuser) else ReversedFuser(fuser)
-
-
-def _fuser_name(fuser: Fuser) -> str:
-    data = isinstance(fuser, (SequentialFuser, ReversedFuser, ForwardFuser))
-    return repr(fuser) if data else operator_name(fuser)

@@ -200,6 +200,25 @@ class SpellingError(ValueError):
         super().__init__(f"{what}; {fix}" if fix else what)
 
 
+class _Within:
+    """Packages and modules, by their names."""
+
+    def __init__(self, roots: Iterable[str]) -> None:
+        self.roots = tuple(roots)
+        self._starts = tuple(f"{root}." for root in self.roots)
+
+    def has(self, name: str) -> bool:
+        """Whether ``name`` is one of them, or of something in them."""
+        return name in self.roots or name.startswith(self._starts)
+
+    def is_below(self, name: str) -> bool:
+        """Whether one of them is in ``name``."""
+        return any(root.startswith(f"{name}.") for root in self.roots)
+
+
+_TORCH = _Within(("torch",))
+
+
 class Resolver:
     """Finds objects by import path within an allow-list of packages.
 
@@ -217,17 +236,20 @@ class Resolver:
     def __init__(self, allow: Iterable[str] = ()) -> None:
         allowed = tuple(allow)
         self.folders = tuple(Path(name).resolve() for name in allowed if _is_folder(name))
-        self._trusted = tuple(name for name in allowed if not _is_folder(name))
-        self.allow = tuple(dict.fromkeys((*DEFAULT_ALLOW, *self._trusted)))
+        trusted = [name for name in allowed if not _is_folder(name)]
+        self.allow = tuple(dict.fromkeys((*DEFAULT_ALLOW, *trusted)))
+        self._trusted, self._allowed = _Within(trusted), _Within(self.allow)
+        self._imported = _Within((*IMPORTED, *trusted))
         self._found: dict[str, Any] = {}
+        self._led_to: dict[str, Any] = {}
 
     def resolve(self, path: str) -> Any:
         """The object at ``path``. Raises SpellingError."""
         if path not in self._found:
-            self._found[path] = self._walk(path)
+            self._found[path] = self._named(path)
         return self._found[path]
 
-    def _walk(self, path: str) -> Any:
+    def _named(self, path: str) -> Any:
         parts = path.split(".")
         for part in parts:
             if not _PART.fullmatch(part):
@@ -238,33 +260,38 @@ class Resolver:
                 raise SpellingError(
                     f"{quoted(path)} goes through {quoted(part)}", "name a public object"
                 )
-        if len(parts) < 2 or not self._allows(path):
+        if len(parts) < 2 or not self._allowed.has(path):
             raise SpellingError(
                 f"{quoted(path)} is outside of the allowed packages ({', '.join(self.allow)})",
                 f"if you trust it, allow it where the file is loaded: allow=({literal(parts[0])},)",
             )
         if path.startswith("torch.ops.") and parts[2] != "aten":
             self._register_operators(path)
-        here: Any = self._import(parts[0], path)
-        for index, part in enumerate(parts[1:], start=1):
-            here = self._step(here, part, path, ".".join(parts[:index]))
-        self._check_home(here, path)
-        if not is_named(here, path) and not _is_within(path, self._trusted):
+        found = self._walk(path, path)
+        self._check_home(found, path)
+        if not is_named(found, path) and not self._trusted.has(path):
             raise SpellingError(
                 f"{quoted(path)} is no module class, operator, fuser or observer",
                 f'if you trust it, allow it by name: allow=("{path.rpartition(".")[0]}",)',
             )
-        return here
+        return found
+
+    def _walk(self, name: str, path: str) -> Any:
+        """What ``name``, with which ``path`` begins, leads to."""
+        if name not in self._led_to:
+            before, _, part = name.rpartition(".")
+            here = self._walk(before, path) if before else None
+            self._led_to[name] = (
+                self._step(here, part, path, before) if before else self._import(name, path)
+            )
+        return self._led_to[name]
 
     def _register_operators(self, path: str) -> None:
         """Import the allowed packages, as far as they are installed: that registers their operators."""
-        for name in self._trusted:
+        for name in self._trusted.roots:
             package = name.partition(".")[0]
             if package in sys.modules or find_spec(package) is not None:  # a script has no spec
                 self._import(name, path, optional=True)
-
-    def _allows(self, name: str) -> bool:
-        return _is_within(name, self.allow)
 
     def _step(self, here: Any, part: str, path: str, so_far: str) -> Any:
         try:
@@ -289,15 +316,15 @@ class Resolver:
     def _attribute(self, here: Any, part: str) -> Any:
         """What ``here`` holds; torch's modules are not asked for what they would import."""
         name = getattr(here, "__name__", "")
-        if type(here) is not ModuleType or not _is_within(name, ("torch",)):
+        if type(here) is not ModuleType or not _TORCH.has(name):
             return getattr(here, part)
-        if part in vars(here) or _is_within(f"{name}.{part}", self._trusted):
+        if part in vars(here) or self._trusted.has(f"{name}.{part}"):
             return getattr(here, part)
         raise AttributeError(part)
 
     def _allows_module(self, name: str) -> bool:
         """The module itself is allowed, or it is a parent of an allowed one."""
-        return self._allows(name) or _leads(name, self.allow)
+        return self._allowed.has(name) or self._allowed.is_below(name)
 
     def _import(self, name: str, path: str, optional: bool = False) -> ModuleType | None:
         if not self._allows_module(name):
@@ -305,7 +332,7 @@ class Resolver:
         loaded = sys.modules.get(name)
         if loaded is not None:
             return loaded
-        if not _is_within(name, (*IMPORTED, *self._trusted)) and not _leads(name, self._trusted):
+        if not self._imported.has(name) and not self._trusted.is_below(name):
             if optional:
                 return None
             raise SpellingError(
@@ -332,22 +359,13 @@ class Resolver:
         if home == "builtins":
             allowed = getattr(found, "__name__", "") in _BUILTINS or not callable(found)
         else:
-            allowed = self._allows(home)
+            allowed = self._allowed.has(home)
         if not allowed:
             raise SpellingError(f"{quoted(path)} leads out of the allowed packages, to {home}")
 
 
 def _is_folder(name: str) -> bool:
     return "/" in name or os.sep in name or name in (".", "..")
-
-
-def _is_within(name: str, roots: tuple[str, ...]) -> bool:
-    return name in roots or name.startswith(tuple([f"{root}." for root in roots]))
-
-
-def _leads(name: str, roots: Iterable[str]) -> bool:
-    """Whether ``name`` is a parent of one of ``roots``."""
-    return any(root.startswith(name + ".") for root in roots)
 
 
 def _nearest(part: str, known: list[str], so_far: str) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import torch
 
 from backquant.backend_config.checks import (
-    check_bool,
     check_callable,
     check_choice,
     check_count,
@@ -54,7 +53,12 @@ from backquant.errors import SpecError
 
 
 class Kind:
-    """What a field may hold besides ``None``. ``write`` and ``read`` raise ``SpellingError``."""
+    """What a field may hold besides ``None``. ``write`` and ``read`` raise ``SpellingError``.
+
+    ``of_pattern``: a value of an entry is right for some patterns, which its setter checks.
+    """
+
+    of_pattern: ClassVar[bool] = False
 
     @property
     def default(self) -> Any:
@@ -97,7 +101,8 @@ class Flag(Kind):
     layout = FLAG
 
     def check(self, value: Any, field: str) -> Any:
-        check_bool(value, field)
+        if not isinstance(value, bool):
+            raise SpecError(f"{field} must be a bool, got {value!r}", where=field)
         return value
 
 
@@ -324,8 +329,9 @@ class Operators(Kind):
         if not isinstance(value, (tuple, list)):
             message = f"{field} is a tuple of operators, got {value!r}"
             raise SpecError(message, where=field, fix=f"{field}=(torch.add,)")
-        for index, operator in enumerate(value):
-            with within(f"{field}[{index}]"):
+        with within(field) as here:
+            for index, operator in enumerate(value):
+                here.place = f"{field}[{index}]"
                 if normal_form(operator).size > 1 and self.single:
                     raise SpecError("single operators are named here, not patterns")
         return tuple(value)
@@ -343,8 +349,10 @@ class Operators(Kind):
         return [pattern_data(operator) for operator in value]
 
     def read(self, data: Any, resolver: Resolver) -> Any:
-        spelled = (at_path((i,), _operators, item, resolver) for i, item in enumerate(data))
-        return tuple(operator for operators in spelled for operator in operators)
+        found: list[Any] = []
+        for index, item in enumerate(data):
+            found += at_path((index,), _operators, item, resolver)
+        return tuple(found)
 
 
 def _operators(data: Any, resolver: Resolver) -> tuple[Any, ...]:
@@ -408,6 +416,16 @@ class WordOrModule(Kind):
 # -- records -----------------------------------------------------------------------------------------
 
 
+def record_from(record: Any, value: Any, place: str) -> Any:
+    """``value``, or the record of its dict; None for anything else. Raises ``SpecError`` at ``place``."""
+    if isinstance(value, record):
+        return value
+    if not isinstance(value, Mapping):
+        return None
+    with within(place):
+        return record.from_dict(value)
+
+
 @dataclass(frozen=True)
 class Nested(Kind):
     """A record, or its dict."""
@@ -425,11 +443,8 @@ class Nested(Kind):
         return "__str__" in vars(self.record)
 
     def check(self, value: Any, field: str) -> Any:
-        if isinstance(value, self.record):
-            return value
-        if isinstance(value, Mapping):
-            with within(field):
-                return self.record.from_dict(value)
+        if (found := record_from(self.record, value, field)) is not None:
+            return found
         name = self.record.__name__
         raise SpecError(f"{field} must be a {name} or its dict, got {value!r}", where=field)
 
@@ -462,12 +477,10 @@ class Several(Kind):
         return tuple(self._item(item, f"{field}[{i}]") for i, item in enumerate(value))
 
     def _item(self, item: Any, place: str) -> Any:
-        if isinstance(item, self.record):
-            return item
-        with within(place):
-            if isinstance(item, Mapping):
-                return self.record.from_dict(item)
-            raise SpecError(f"expected a {self.record.__name__} or its dict, got {item!r}")
+        if (found := record_from(self.record, item, place)) is not None:
+            return found
+        what = f"expected a {self.record.__name__} or its dict, got {item!r}"
+        raise SpecError(what, where=place)
 
     def to_data(self, value: Any) -> Any:
         return [item.to_dict() for item in value]
@@ -576,6 +589,7 @@ class Getter(Function):
     """A function of the matched nodes that chooses one, or ``several``; or their names."""
 
     several: bool
+    of_pattern: ClassVar[bool] = True
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]

@@ -68,8 +68,8 @@ def _pieces() -> dict[str, Layout]:
 # -- what is not laid out so -------------------------------------------------------------------------
 
 MISSING = "this field is missing"
-_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
-_TYPES |= {dict: "object", type(None): "null"}
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_COLLECTIONS = ("array", "object")
 _NAMES = {"array": "list", "object": "dictionary"}
 
 
@@ -88,31 +88,41 @@ def wrong_in(value: Any, layout: Layout) -> list[Wrong]:
     [Wrong(path=('stride', 'mx'), message='unknown field', fix='did you mean "max"?')]
     """
     found: list[Wrong] = []
-    _check(value, layout, (), found)
+    pending: list[Wrong | tuple[Any, Layout, Path]] = [(value, layout, ())]
+    while pending:
+        next_one = pending.pop()
+        if isinstance(next_one, Wrong):
+            found.append(next_one)
+            continue
+        value, layout, path = next_one
+        kind = _TYPES.get(type(value)) or _COLLECTIONS[isinstance(value, dict)]
+        while "$ref" in layout:
+            layout = _pieces()[layout["$ref"].removeprefix(_REF)]
+        options: tuple[Layout, ...] = (layout,)
+        if "type" not in layout:
+            options = (layout.get("members") or _members(layout)).get(kind) or _first(layout)
+            layout = options[0] if len(options) == 1 else _chosen(value, options)
+        if "anyOf" in layout:
+            found.append(Wrong(path, f"expected {layout['expected']}, got {_short(value)}"))
+            continue
+        is_free = kind == layout["type"] != "number" and _BOUNDS.isdisjoint(layout)
+        wrong = None if is_free else _misfit(value, kind, layout, path)
+        if wrong is not None:
+            found.append(wrong)
+        elif kind == "array":
+            for at in reversed(range(len(value))):
+                pending.append((value[at], layout["items"], (*path, at)))
+        elif kind == "object":
+            pending.extend(reversed(_of_mapping(value, layout, path, options)))
     return found
 
 
-def _check(value: Any, layout: Layout, path: Path, found: list[Wrong]) -> None:
-    known: tuple[Layout, ...] = ()
-    while "type" not in layout:
-        if "$ref" in layout:
-            layout = _pieces()[layout["$ref"].removeprefix(_REF)]
-            continue
-        known = (layout.get("members") or _members(layout)).get(_TYPES[type(value)], ())
-        if not known and "expected" in layout:
-            found.append(Wrong(path, f"expected {layout['expected']}, got {_short(value)}"))
-            return
-        known = known or (layout["anyOf"][0],)
-        layout = known[0] if len(known) == 1 else _chosen(value, known)
-    if "enum" in layout or "const" in layout:
-        _check_word(value, layout, path, found)
-    elif message := _misfit(value, layout):
-        found.append(Wrong(path, message))
-    elif layout["type"] == "array":
-        for index, item in enumerate(value):
-            _check(item, layout["items"], (*path, index), found)
-    elif layout["type"] == "object":
-        _check_mapping(value, layout, path, found, known or (layout,))
+def _first(layout: Layout) -> tuple[Layout]:
+    """The layout that is told of where none of the alternatives is for a value of its type."""
+    while "type" not in layout and "expected" not in layout:
+        following = layout.get("anyOf") or [_pieces()[layout["$ref"].removeprefix(_REF)]]
+        layout = following[0]
+    return (layout,)
 
 
 def _members(layout: Layout) -> dict[str, tuple[Layout, ...]]:
@@ -138,41 +148,40 @@ def _options(layout: Layout) -> Iterator[Layout]:
 def _chosen(value: Any, options: tuple[Layout, ...]) -> Layout:
     """The alternative that a value of its type is meant for: by its pattern, or the key that it has."""
     if isinstance(value, str):
-        fits = (each for each in options if _pattern(each).search(value))
-        return next(fits, options[-1])
-    keyed = (each for each in options if each.get("required", [None])[0] in value)
-    return next(keyed, options[0])
+        for option in options:
+            if _compiled(option.get("pattern", "")).search(value):
+                return option
+        return options[-1]
+    for option in options:
+        if option.get("required", [None])[0] in value:
+            return option
+    return options[0]
 
 
-def _check_word(value: Any, layout: Layout, path: Path, found: list[Wrong]) -> None:
-    words = layout.get("enum") or [layout["const"]]
-    if not any(type(value) is type(word) and value == word for word in words):
+def _misfit(value: Any, kind: str, layout: Layout, path: Path) -> Wrong | None:
+    """What is wrong with a value by itself."""
+    if "enum" in layout or "const" in layout:
+        words = layout.get("enum") or [layout["const"]]
+        if any(type(value) is type(word) and value == word for word in words):
+            return None
         fix = suggestion(str(value), map(str, words))
-        found.append(Wrong(path, f"{value!r} is not one of the values allowed here", fix))
-
-
-def _misfit(value: Any, layout: Layout) -> str:
-    """What is wrong with a value by itself; empty if nothing is."""
-    own, wanted = _TYPES[type(value)], layout["type"]
-    message = ""
-    if own != wanted and (own, wanted) != ("integer", "number"):
+        return Wrong(path, f"{value!r} is not one of the values allowed here", fix)
+    wanted, message = layout["type"], ""
+    if kind != wanted and (kind, wanted) != ("integer", "number"):
         message = f"should be a valid {_NAMES.get(wanted, wanted)}"
     elif wanted == "number" and not math.isfinite(value):
         message = "should be a finite number"
     elif "minimum" in layout and value < layout["minimum"]:
         message = f"should be greater than or equal to {layout['minimum']}"
-    elif "pattern" in layout and not _pattern(layout).search(value):
-        return f"{value!r} {layout['misspelt']}"
-    elif _LENGTHS & layout.keys():
+    elif "pattern" in layout and not _compiled(layout["pattern"]).search(value):
+        return Wrong(path, f"{value!r} {layout['misspelt']}")
+    elif not _LENGTHS.isdisjoint(layout):
         message = _length(len(value), layout)
-    return message and f"{message}, got {_short(value)}"
-
-
-def _pattern(layout: Layout) -> re.Pattern[str]:
-    return _compiled(layout.get("pattern", ""))
+    return Wrong(path, f"{message}, got {_short(value)}") if message else None
 
 
 _LENGTHS = {"minItems", "maxItems", "minLength"}
+_BOUNDS = {*_LENGTHS, "minimum", "enum", "const", "pattern"}
 _compiled = cache(re.compile)
 
 
@@ -186,28 +195,25 @@ def _length(given: int, layout: Layout) -> str:
     return f"should have at {word} {bound} {unit}{'' if bound == 1 else 's'}, not {given}"
 
 
-def _check_mapping(
-    value: Mapping[str, Any],
-    layout: Layout,
-    path: Path,
-    found: list[Wrong],
-    alternatives: tuple[Layout, ...],
-) -> None:
+def _of_mapping(
+    value: Mapping[str, Any], layout: Layout, path: Path, alternatives: tuple[Layout, ...]
+) -> list[Wrong | tuple[Any, Layout, Path]]:
+    """What is wrong with a mapping by itself, and the values in it with their layouts, in order."""
     fields, others = layout.get("properties", {}), layout.get("additionalProperties")
-    for name in layout.get("required", ()):
-        if name not in value:
-            found.append(Wrong((*path, name), MISSING))
+    missing = [name for name in layout.get("required", ()) if name not in value]
+    found: list[Any] = [Wrong((*path, name), MISSING) for name in missing]
     for key, item in value.items():
         if key in fields:
-            _check(item, fields[key], (*path, key), found)
+            found.append((item, fields[key], (*path, key)))
         elif others:
             if "propertyNames" in layout:
-                _check(key, layout["propertyNames"], (*path, key), found)
-            _check(item, others, (*path, key), found)
+                found.append((key, layout["propertyNames"], (*path, key)))
+            found.append((item, others, (*path, key)))
         else:
             known = (field for each in alternatives for field in each["properties"].items())
             names = [name for name, field in known if "deprecated" not in field]
             found.append(Wrong((*path, key), "unknown field", suggestion(key, names)))
+    return found
 
 
 def _short(value: Any) -> str:

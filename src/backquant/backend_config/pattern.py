@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from string import ascii_lowercase
 from types import BuiltinFunctionType
 from typing import Any, Literal, TypeAlias
@@ -171,7 +171,7 @@ class NormalPattern:
         """The last operator of the pattern."""
         return self.nodes[-1]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of entries of the reversed nested tuple; larger patterns are tried first.
 

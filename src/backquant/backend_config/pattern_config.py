@@ -159,7 +159,8 @@ root_module=torch.nn.Linear)
     ]
 
     def __init__(self, pattern: Pattern | None = None) -> None:
-        self.__dict__.update(_defaults())
+        self.__dict__.update(_DEFAULTS)
+        self.__dict__.update({name: container() for name, container in _CONTAINERS.items()})
         self._known_normal: tuple[Pattern, NormalPattern] | None = None  # of which pattern
         if pattern is not None:
             self.set_pattern(pattern)
@@ -512,10 +513,6 @@ root_module=torch.nn.Linear)
 _FIELDS = {field.name: field for field in declared(BackendPatternConfig)}
 _DEFAULTS = {field.attribute: field.default for field in _FIELDS.values()}
 _CONTAINERS = {n: type(value) for n, value in _DEFAULTS.items() if isinstance(value, (list, dict))}
-
-
-def _defaults() -> dict[str, Any]:
-    return _DEFAULTS | {name: container() for name, container in _CONTAINERS.items()}
 
 
 def _both_forms() -> SpecError:

@@ -101,6 +101,8 @@ def _check_sharing(roles: Mapping[str, Port], name: str, port: Port) -> None:
 class Ports(ByName):
     """Ports by name; in a file, a role stands for a port that shares nothing."""
 
+    of_pattern: ClassVar[bool] = True
+
     @property
     def layout(self) -> Layout:
         expected = "a role (activation, weight, bias, float), or {role: …, shares_with: …}"

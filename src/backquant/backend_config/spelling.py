@@ -72,15 +72,8 @@ def pattern_data(pattern: Any, reversed_form: bool = False) -> Any:
         return graph_data(pattern)
     if isinstance(pattern, NormalPattern):
         return {"nodes": [_node_data(node) for node in pattern.nodes]}
-    if reversed_form:
-        return {"reversed": _nested(pattern)}
-    return _nested(pattern)
-
-
-def _nested(pattern: Any) -> Any:
-    if isinstance(pattern, tuple):
-        return [_nested(item) for item in pattern]
-    return operator_text(pattern)
+    text = operator_text(pattern)
+    return {"reversed": text} if reversed_form else text
 
 
 def _node_data(node: PatternNode) -> dict[str, Any]:
@@ -107,14 +100,8 @@ def pattern_from(data: Any, resolver: Resolver) -> tuple[Any, bool]:
         nodes = [_node_from(node, resolver) for node in data["nodes"]]
         return NormalPattern(tuple(nodes)), False
     if isinstance(data, dict):
-        return _nested_from(data["reversed"], resolver), True
-    return _nested_from(data, resolver), False
-
-
-def _nested_from(data: Any, resolver: Resolver) -> Any:
-    if isinstance(data, list):
-        return tuple(_nested_from(item, resolver) for item in data)
-    return operator_from(data, resolver)
+        return operator_from(data["reversed"], resolver), True
+    return operator_from(data, resolver), False
 
 
 def _node_from(data: dict[str, Any], resolver: Resolver) -> PatternNode:
@@ -126,6 +113,9 @@ def _node_from(data: dict[str, Any], resolver: Resolver) -> PatternNode:
     [leaf] = normal_from_reversed(operator_from(data["op"], resolver)).nodes
     positions = None if inputs is None else tuple(inputs)
     return PatternNode(leaf.op, positions, leaf.kind, bool(data.get("any_order")))
+
+
+_ORDERS = {"reversed_arguments": ReversedFuser, "forward_arguments": ForwardFuser}
 
 
 def callable_data(function: Any) -> Any:
@@ -144,10 +134,9 @@ def callable_data(function: Any) -> Any:
     if isinstance(function, SequentialFuser):
         data: dict[str, Any] = {"sequential": path_of(function.module_class)}
         return data if function.arity == 2 else {**data, "arity": function.arity}
-    if isinstance(function, ReversedFuser):
-        return {"reversed_arguments": callable_data(function.fuser)}
-    if isinstance(function, ForwardFuser):
-        return {"forward_arguments": callable_data(function.fuser)}
+    for key, order in _ORDERS.items():
+        if isinstance(function, order):
+            return {key: callable_data(function.fuser)}
     partial = getattr(function, "p", None)
     if isinstance(partial, functools.partial):
         return _factory_data(function, partial)
@@ -183,22 +172,20 @@ def callable_from(data: Any, resolver: Resolver) -> Any:
         return resolver.resolve(data)
     if "sequential" in data:
         return SequentialFuser(resolver.resolve(data["sequential"]), data.get("arity", 2))
-    if "reversed_arguments" in data:
-        return ReversedFuser(callable_from(data["reversed_arguments"], resolver))
-    if "forward_arguments" in data:
-        return ForwardFuser(callable_from(data["forward_arguments"], resolver))
+    for key, order in _ORDERS.items():
+        if key in data:
+            return order(callable_from(data[key], resolver))
     maker = resolver.resolve(data["factory"])
     with_args = getattr(maker, "with_args", None)
     if not isinstance(maker, type) or with_args is None:
         raise SpellingError(
             f"{data['factory']} is no class with with_args", "name an observer class"
         )
-    arguments = data.get("with_args", {})
-    return with_args(**{name: _argument_from(item, resolver) for name, item in arguments.items()})
-
-
-def _argument_from(item: Any, resolver: Resolver) -> Any:
-    return callable_from(item, resolver) if isinstance(item, (str, dict)) else item
+    arguments = {
+        name: callable_from(item, resolver) if isinstance(item, (str, dict)) else item
+        for name, item in data.get("with_args", {}).items()
+    }
+    return with_args(**arguments)
 
 
 # Graph patterns, both ways.
@@ -211,7 +198,9 @@ ANY = "MatchAllNode"
 
 
 def operator_text(op: Any) -> Any:
-    """One operator or literal of a pattern. Raises SpellingError when it has no spelling.
+    """One operator or literal of a pattern, or a tuple of them as a list.
+
+    Raises SpellingError when one has no spelling.
 
     >>> import torch
     >>> operator_text("view"), operator_text(torch.add), operator_text(MatchAllNode), operator_text(0)
@@ -219,16 +208,15 @@ def operator_text(op: Any) -> Any:
     """
     if isinstance(op, str):
         return f".{op}"
+    if isinstance(op, tuple):
+        return [operator_text(item) for item in op]
     if isinstance(op, type) and op.__name__ == ANY:
         return ANY
+    if isinstance(op, float):
+        number_data(op)  # refuses what JSON cannot carry
     if op is None or isinstance(op, (bool, int, float)):
-        return op if not isinstance(op, float) else _literal_float(op)
+        return op
     return path_of(op)
-
-
-def _literal_float(value: float) -> float:
-    number_data(value)  # refuses what JSON cannot carry
-    return value
 
 
 def operator_from(text: Any, resolver: Resolver) -> Any:
@@ -238,6 +226,8 @@ def operator_from(text: Any, resolver: Resolver) -> Any:
     >>> operator_from(".view", Resolver()), operator_from("torch.add", Resolver()) is torch.add
     ('view', True)
     """
+    if isinstance(text, list):
+        return tuple([operator_from(item, resolver) for item in text])
     if not isinstance(text, str):
         return text
     if text == ANY:
@@ -397,18 +387,21 @@ def _place(data: Any, accept: Accept) -> Path:
     if not isinstance(data, dict):
         return ()
     for key, value in data.items():
-        if _is_sound({key: value}, accept):
+        if is_condition({key: value}, accept):
             continue
         if key == "not":
             return (key, *_place(value, accept))
         if key in ("all", "any") and isinstance(value, list):
-            at = next(i for i, item in enumerate(value) if not _is_sound(item, accept))
+            at = next(i for i, item in enumerate(value) if not is_condition(item, accept))
             return (key, at, *_place(value[at], accept))
         return (key,)
     return ()
 
 
-def _is_sound(data: Any, accept: Accept) -> bool:
+def is_condition(data: Any, accept: Accept = _anything) -> bool:
+    """Whether ``data`` writes a condition, which ``accept`` takes."""
+    if data is None:
+        return False
     try:
         condition = condition_from(data)
         accept(condition)

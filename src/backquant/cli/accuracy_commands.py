@@ -9,11 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backquant.cli.console import DONE, NO, emit, guarded, only_answers, stop
-from backquant.cli.model_commands import DATA, Allow, Html, Inputs, Json, Model, Timeout, save_page
+from backquant.cli.model_commands import (
+    DATA,
+    Allow,
+    Html,
+    Inputs,
+    Json,
+    Model,
+    Timeout,
+    refuse_unused,
+    save_page,
+)
 from backquant.errors import UsageError
 
 if TYPE_CHECKING:
-    pass
+    from backquant.accuracy.comparison import Comparison
+    from backquant.api.folders import CheckpointComparison
+
 Data = Annotated[
     str,
     typer.Option("--data", "-d", help=DATA),
@@ -39,34 +51,47 @@ Resume = Annotated[
 
 
 def compare(
+    context: typer.Context,
     model: Model,
     artifact: Annotated[
-        Path, typer.Argument(help="The file that quantize or export wrote for MODEL.")
+        Path, typer.Argument(help="The file or folder that quantize or export wrote for MODEL.")
     ],
-    data: Data,
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA)] = None,
     metric: MetricName = None,
     batch_size: BatchSize = 32,
     html: Html = None,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a quantized model with its float model, operator by operator."""
+    """Compare a quantized model with its float model, operator by operator; of language models two folders,
+    without data, by their weights."""
     import backquant
+    from backquant.api.arguments import is_language_model
     from backquant.cli.data import load_data
     from backquant.cli.models import import_object, load_model
     from backquant.deploy.target import is_exported
 
+    found: Comparison | CheckpointComparison
     with guarded(as_json=as_json), only_answers():
-        module, _ = load_model(model)
-        is_ours = not (artifact.is_file() and is_exported(artifact))
-        quantized = backquant.load(artifact, allow=tuple(allow or ())) if is_ours else artifact
-        found = backquant.compare(
-            module,
-            quantized,
-            load_data(data, module, batch_size),
-            metric=None if metric is None else import_object(metric, "--metric"),
-            progress=not as_json,
-        )
+        if is_language_model(model):
+            unused = {"data", "metric", "batch_size", "allow"}
+            refuse_unused(context, "language models in files", unused)
+            found = backquant.compare(model, artifact)
+        elif data is None:
+            raise UsageError(
+                "a comparison needs data", where=f"MODEL {model}", fix="--data batches.npz"
+            )
+        else:
+            module, _ = load_model(model)
+            is_ours = not (artifact.is_file() and is_exported(artifact))
+            quantized = backquant.load(artifact, allow=tuple(allow or ())) if is_ours else artifact
+            found = backquant.compare(
+                module,
+                quantized,
+                load_data(data, module, batch_size),
+                metric=None if metric is None else import_object(metric, "--metric"),
+                progress=not as_json,
+            )
         save_page(found, html)
     emit(found.document(), as_json=as_json, data=found.to_dict())
 

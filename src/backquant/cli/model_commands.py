@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from backquant.cli.console import emit, guarded, note
+from backquant.cli.console import DONE, NO, emit, guarded, note, stop
 from backquant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from backquant.report.model import Report
     from backquant.runtime import QuantizedModel
 
-__all__ = ["is_model_folder", "quantize_folder"]
+__all__ = ["quantize_folder"]
 
 
 class Page(Protocol):
@@ -35,8 +35,8 @@ DATA = ".npz, .npy, .pt, .safetensors, a folder of .npy or .pt files, or module:
 Model = Annotated[
     str,
     typer.Argument(
-        help="module:factory, which returns model or (model, example_inputs), or a .pt2 file. For quantize "
-        "also the folder of a language model (config.json, safetensors)."
+        help="module:factory, which returns model or (model, example_inputs), or a .pt2 file; or the folder "
+        "of a language model (config.json, safetensors), for explain and compare also a GGUF file."
     ),
 ]
 Backend = Annotated[str, typer.Option("--backend", "-b", help="Name or file.")]
@@ -81,7 +81,24 @@ Timeout = Annotated[
 ]
 
 
+# What the ways to quantize have no use for: it is refused, not passed over.
+_OF_MODELS = {"weight_bits", "to", "slower", "recipe", "checkpoint", "every", "resume"}
+_OF_BACKENDS = {"backend", "engine", "inputs", "require", "files", "timeout", "html", "allow"}
+_OF_FOLDERS = {"activations"}
+
+
+def refuse_unused(context: typer.Context, way: str, unused: set[str]) -> None:
+    """Raise ``UsageError`` for options on the command line that have no effect in this way."""
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if name in unused and source is not None and source.name == "COMMANDLINE":
+            flag = option.opts[0]
+            raise UsageError(f"{flag} has no effect on {way}", where=flag, fix="leave it out")
+
+
 def explain(
+    context: typer.Context,
     model: Model,
     backend: Backend = "x86",
     inputs: Inputs = None,
@@ -90,12 +107,23 @@ def explain(
     table: Table = False,
     as_json: Json = False,
 ) -> None:
-    """Report what every operator would become on a backend, and why. Needs no data."""
+    """Report what every operator would become on a backend, and why. Needs no data.
+
+    Of a language model in files, exit status 1 if the format does not hold it whole.
+    """
     import backquant
+    from backquant.api.arguments import is_language_model
+    from backquant.api.folders import explained_folder
     from backquant.cli.models import load_model, parse_inputs, sound_backend
 
     with guarded(as_json=as_json):
         config = sound_backend(backend, allow)
+        if is_language_model(model):
+            refuse_unused(context, "a language model in files", {"inputs", "table"})
+            answer = explained_folder(model, config)
+            save_page(answer, html)
+            emit(answer.document(), as_json=as_json, data=answer.to_dict())
+            stop(DONE if answer.is_taken else NO)
         module, example = load_model(model)
         example = parse_inputs(inputs) if inputs else example
         if example is None:
@@ -107,22 +135,6 @@ def explain(
         report = backquant.explain(module, example, backend=config)
         save_page(report, html)
     emit(*_shown(report, table=table), as_json=as_json, data=report.to_dict())
-
-
-# What the ways to quantize have no use for: it is refused, not passed over.
-_OF_MODELS = {"weight_bits", "to", "slower", "recipe", "checkpoint", "every", "resume"}
-_OF_BACKENDS = {"backend", "engine", "inputs", "require", "files", "timeout", "html", "allow"}
-_OF_FOLDERS = {"activations"}
-
-
-def _refuse_unused(context: typer.Context, way: str, unused: set[str]) -> None:
-    """Raise ``UsageError`` for options on the command line that have no effect in this way."""
-    for option in context.command.params:
-        name = option.name or ""
-        source = context.get_parameter_source(name)
-        if name in unused and source is not None and source.name == "COMMANDLINE":
-            flag = option.opts[0]
-            raise UsageError(f"{flag} has no effect on {way}", where=flag, fix="leave it out")
 
 
 def quantize(
@@ -224,6 +236,7 @@ def quantize(
 ) -> None:
     """Quantize a model and write one file that runs without its code."""
     import backquant
+    from backquant.api.arguments import is_language_model
     from backquant.calibrate.feed import spinner
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
@@ -239,8 +252,8 @@ def quantize(
     from backquant.deploy import find_target
 
     with guarded(as_json=as_json):
-        if is_model_folder(model):
-            _refuse_unused(context, "a folder", (_OF_MODELS | _OF_BACKENDS) - {"to", "recipe"})
+        if is_language_model(model):
+            refuse_unused(context, "a folder", (_OF_MODELS | _OF_BACKENDS) - {"to", "recipe"})
             asked = parse_weights(weights)
             done = quantize_folder(
                 Path(model), output, to, asked, group_size, data, recipe, batch_size,
@@ -249,11 +262,11 @@ def quantize(
             emit(str(done), as_json=as_json, data=done.to_dict())
             return
     with guarded(as_json=as_json), launched(timeout) as group:
-        _refuse_unused(context, "a model: its backend says it", _OF_FOLDERS)
+        refuse_unused(context, "a model: its backend says it", _OF_FOLDERS)
         if files is not None:
-            _refuse_unused(context, "--files", _OF_MODELS)
+            refuse_unused(context, "--files", _OF_MODELS)
         if weights is not None:
-            _refuse_unused(context, "--weights, which name the bits", {"weight_bits"})
+            refuse_unused(context, "--weights, which name the bits", {"weight_bits"})
         _check_output(output, force)
         exported_to = checked_target(to, beside(output, to), force) if to else None
         required = parse_requirement(require)
@@ -410,15 +423,6 @@ def _summary(quantized: QuantizedModel, output: Path) -> list[object]:
 
 
 # ``quantize FOLDER``: a language model from its Hugging Face folder to a checkpoint that a server opens.
-
-
-def is_model_folder(text: str) -> bool:
-    """Whether MODEL is a folder, not ``module:factory``.
-
-    >>> is_model_folder("."), is_model_folder("mymodels:net")
-    (True, False)
-    """
-    return Path(text).is_dir()
 
 
 def quantize_folder(

@@ -29,6 +29,8 @@ _CALLS = {
     "print(quantized.report.table())": "backquant inspect FILE --table",
     "print(quantized.report)": "backquant inspect FILE",
     "list_backends() names all": "backquant backends lists all",
+    "backquant.compare(float_folder, ...)": "backquant compare FLOAT_FOLDER QUANTIZED",
+    "backquant.compare(float_folder, quantized)": "compare MODEL ARTIFACT",
     "backquant.quantize(..., backend=": "backend=",
     "backquant.quantize(model, ..., backend=": "backquant quantize MODEL ... backend=",
 }

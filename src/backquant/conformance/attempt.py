@@ -147,8 +147,7 @@ class Prepared:
 
 def attempt(trial: Trial, setting: Setting) -> Steps:
     """The outcomes of a trial on the accepted side, one for each call that the float model takes."""
-    entry = setting.backend.configs[trial.claim.entry]
-    config = entry.dtype_configs[trial.claim.config]
+    entry, config = trial.claim.of(setting.backend)
     blank = blank_outcome(trial, setting)
     try:
         prepared = prepare(trial, setting, entry, config)

@@ -180,8 +180,7 @@ def _admits(backend: BackendConfig, op: Any, config: DTypeConfig) -> bool:
 
 def combined_model(trial: Trial, backend: BackendConfig, again: int = 0) -> FloatModel:
     """The float model of a combination, drawn so often before; two modules have weights of their own."""
-    entry = backend.configs[trial.claim.entry]
-    config = entry.dtype_configs[trial.claim.config]
+    entry, config = trial.claim.of(backend)
     combination = {**COMBINATIONS, **_READ}[trial.claim.together]
     operator = find(entry.normal_pattern.anchor.op)
     assert operator is not None
@@ -207,8 +206,7 @@ def combined_model(trial: Trial, backend: BackendConfig, again: int = 0) -> Floa
 
 def together(trial: Trial, setting: Setting) -> Steps:
     """The outcomes of a combination: all of it runs on integers, and equals the reference."""
-    entry = setting.backend.configs[trial.claim.entry]
-    config = entry.dtype_configs[trial.claim.config]
+    _, config = trial.claim.of(setting.backend)
     blank = blank_outcome(trial, setting)
 
     def drawn(again: int) -> Prepared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,8 +46,7 @@ from backquant.reason_codes import ReasonCode
 
 def beyond(trial: Trial, setting: Setting) -> Steps:
     """An outcome for each demand of the claim: what is one step outside of it is refused, and named."""
-    entry = setting.backend.configs[trial.claim.entry]
-    config = entry.dtype_configs[trial.claim.config]
+    entry, config = trial.claim.of(setting.backend)
     try:
         model = float_model(entry, setting.backend, None, setting.examples, config)
     except NoExampleError:
@@ -101,10 +100,9 @@ def _of_floats(backend: BackendConfig, config: DTypeConfig) -> bool:
 
 def _admitted_elsewhere(trial: Trial, setting: Setting, edge: Edge, model: FloatModel) -> bool:
     """Whether another dtype config of the entry admits what this one refuses."""
-    entry = setting.backend.configs[trial.claim.entry]
+    entry, config = trial.claim.of(setting.backend)
     if len(entry.dtype_configs) == 1:
         return False
-    config = entry.dtype_configs[trial.claim.config]
     module = prepared_module(model, edge.request, setting.backend, config)
     return all(decision.quantized for decision in _decisions(prepared_state(module).plan))
 
@@ -129,22 +127,26 @@ def only(backend: BackendConfig, config: DTypeConfig, instead: DTypeConfig) -> B
     >>> {len(entry.dtype_configs) for entry in only(x86, static, static).configs}
     {1}
     """
-    entries = []
-    for entry in backend.configs:
+    made = _with_one_config(backend.name, backend.configs, config, instead)
+    return made.set_engine(backend.engine).set_qdq(backend.qdq)
+
+
+def _with_one_config(
+    name: str, entries: Iterable[BackendPatternConfig], config: DTypeConfig, instead: DTypeConfig
+) -> BackendConfig:
+    """A description of the entries that have ``config``, each with ``instead`` alone."""
+    made = BackendConfig(name)
+    for entry in entries:
         if config in entry.dtype_configs:
-            kept = copy.copy(entry)
-            kept.set_dtype_configs([instead])
-            entries.append(kept)
-    made = BackendConfig(backend.name).set_engine(backend.engine).set_qdq(backend.qdq)
-    return made.set_backend_pattern_configs(entries)
+            made.set_backend_pattern_config(copy.copy(entry).set_dtype_configs([instead]))
+    return made
 
 
 def _asked_past(
     trial: Trial, setting: Setting, edge: Edge, blank: Outcome
 ) -> Generator[Outcome | Build, Answer, Outcome]:
     """The engine is asked with a description that admits it: whether it computes it, and rightly."""
-    entry = setting.backend.configs[trial.claim.entry]
-    config = entry.dtype_configs[trial.claim.config]
+    entry, config = trial.claim.of(setting.backend)
     wide = only(setting.backend, config, edge.widened)
     made = float_model(entry, setting.backend, None, setting.examples, config)
     ranges = drawn_ranges(len(made.inputs), trial.choice(), 0)
@@ -159,13 +161,8 @@ def _asked_past(
         return blank
     if not all(d.quantized for d in _decisions(prepared_state(module).plan)):
         return blank
-    past = replace(setting, backend=wide)
-    outcomes = yield from kept(on_engine(trial, past, prepared, edge.widened, blank))
-    right = bool(outcomes) and all(each.verdict is Verdict.CONFORMS for each in outcomes)
-    if not right or not any(each.elements for each in outcomes):
-        return blank
-    why = f"the engine computes {edge.name} rightly"
-    return replace(blank, verdict=Verdict.TOO_NARROW, kernel=outcomes[0].kernel, detail=why)
+    steps = on_engine(trial, replace(setting, backend=wide), prepared, edge.widened, blank)
+    return (yield from too_narrow(steps, blank, f"the engine computes {edge.name} rightly"))
 
 
 def _with_small_weights(model: FloatModel) -> FloatModel:
@@ -176,6 +173,17 @@ def _with_small_weights(model: FloatModel) -> FloatModel:
             if tensor.is_floating_point() and "running" not in name:
                 tensor.mul_(0.03)
     return replace(model, module=module)
+
+
+def too_narrow(
+    steps: Steps, blank: Outcome, why: str
+) -> Generator[Outcome | Build, Answer, Outcome]:
+    """``blank``, or that the claim is too narrow, if all calls past it conform."""
+    outcomes = yield from kept(steps)
+    right = bool(outcomes) and all(each.verdict is Verdict.CONFORMS for each in outcomes)
+    if not right or not any(each.elements for each in outcomes):
+        return blank
+    return replace(blank, verdict=Verdict.TOO_NARROW, kernel=outcomes[0].kernel, detail=why)
 
 
 def kept(steps: Steps) -> Generator[Outcome | Build, Answer, list[Outcome]]:
@@ -272,32 +280,26 @@ def _beyond(
     values = dict(fix.values or {})
     other = _OTHER.get(demand.dtype) if demand.dtype is not None else None
     low, high = integer_range(demand.dtype) or (0, 0)
+
+    def step(field: str, value: Any, **more: Any) -> tuple[str, Any, ObserverFix]:
+        return field, value, replace(fix, values={**values, **more})
+
     if fix.name == "FixedQParamsObserver":
-        scale = 2 * values["scale"]
-        yield "scale_exact_match", scale, replace(fix, values={**values, "scale": scale})
+        yield step("scale_exact_match", 2 * values["scale"], scale=2 * values["scale"])
     elif other is not None and "qscheme" not in str(values.get("granularity", "")):
         bare = {k: v for k, v in values.items() if k not in ("quant_min", "quant_max")}
         yield "dtype", other, replace(fix, values={**bare, "dtype": other})
     bound = demand.quant_min_lower_bound
     if bound is not None and bound > low:
-        yield (
-            "quant_min_lower_bound",
-            bound - 1,
-            replace(fix, values={**values, "quant_min": int(bound - 1)}),
-        )
+        yield step("quant_min_lower_bound", bound - 1, quant_min=int(bound - 1))
     bound = demand.quant_max_upper_bound
     if bound is not None and bound < high:
-        yield (
-            "quant_max_upper_bound",
-            bound + 1,
-            replace(fix, values={**values, "quant_max": int(bound + 1)}),
-        )
+        yield step("quant_max_upper_bound", bound + 1, quant_max=int(bound + 1))
     bound = demand.scale_min_lower_bound
     if bound is not None:
-        yield "scale_min_lower_bound", bound / 2, replace(fix, values={**values, "eps": bound / 2})
+        yield step("scale_min_lower_bound", bound / 2, eps=bound / 2)
     if demand.symmetric and fix.name == "MinMaxObserver":
-        affine = {**values, "qscheme": torch.per_tensor_affine}
-        yield "symmetric", False, replace(fix, values=affine)
+        yield step("symmetric", False, qscheme=torch.per_tensor_affine)
 
 
 def _widened(config: DTypeConfig, role: str, field: str, value: Any) -> DTypeConfig:
@@ -335,8 +337,7 @@ def _at_each_call(config: DTypeConfig, asked: QConfigFix) -> Iterator[Edge]:
 
 def at_bounds(trial: Trial, setting: Setting) -> Steps:
     """The outcomes at each bound of the conditions of a claim, and beyond it."""
-    entry = setting.backend.configs[trial.claim.entry]
-    config = entry.dtype_configs[trial.claim.config]
+    entry, config = trial.claim.of(setting.backend)
     if condition_of(entry, config) is None:
         return
     operator, why = operator_of(entry, config, setting)
@@ -385,7 +386,7 @@ def _prepared(trial: Trial, backend: BackendConfig, bound: Bound, config: DTypeC
 
 
 def _inside(trial: Trial, setting: Setting, bound: Bound, blank: Outcome) -> Steps:
-    config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
+    _, config = trial.claim.of(setting.backend)
     alone = only_claim(setting.backend, trial, config)
     prepared = _prepared(trial, alone, bound, config)
     blank = replace(blank, use=prepared.model.text)
@@ -400,7 +401,7 @@ def _outside(
     trial: Trial, setting: Setting, bound: Bound, blank: Outcome
 ) -> Generator[Outcome | Build, Answer, Outcome]:
     """Refused by this part of the condition; and does the engine take it, asked directly?"""
-    config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
+    _, config = trial.claim.of(setting.backend)
     prepared = _prepared(trial, only_claim(setting.backend, trial, config), bound, config)
     blank = replace(blank, use=prepared.model.text)
     plan = prepared_state(prepared.module).plan
@@ -418,7 +419,7 @@ def _outside(
 def _quantized_past(
     trial: Trial, setting: Setting, bound: Bound, blank: Outcome
 ) -> Generator[Outcome | Build, Answer, Outcome]:
-    config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
+    _, config = trial.claim.of(setting.backend)
     free = unconditional(config)
     wide = only_claim(setting.backend, trial, free)
     for entry in wide.configs:
@@ -429,13 +430,9 @@ def _quantized_past(
         return blank
     if in_float(prepared_state(prepared.module).plan) is not None:
         return blank
-    past = replace(setting, backend=wide)
-    outcomes = yield from kept(on_engine(trial, past, prepared, free, blank))
-    right = bool(outcomes) and all(each.verdict is Verdict.CONFORMS for each in outcomes)
-    if not right or not any(each.elements for each in outcomes):
-        return blank
+    steps = on_engine(trial, replace(setting, backend=wide), prepared, free, blank)
     why = f"the engine computes {prepared.model.text} rightly, beyond {bound.part}"
-    return replace(blank, verdict=Verdict.TOO_NARROW, kernel=outcomes[0].kernel, detail=why)
+    return (yield from too_narrow(steps, blank, why))
 
 
 def only_claim(backend: BackendConfig, trial: Trial, config: DTypeConfig) -> BackendConfig:
@@ -443,13 +440,6 @@ def only_claim(backend: BackendConfig, trial: Trial, config: DTypeConfig) -> Bac
 
     A batch norm folds into the layer before it: then the conditions of that layer hold.
     """
-    own = backend.configs[trial.claim.entry]
-    before = own.dtype_configs[trial.claim.config]
-    entries = []
-    for entry in (own, *(each for each in backend.configs if each is not own)):
-        if before in entry.dtype_configs:
-            kept = copy.copy(entry)
-            kept.set_dtype_configs([config])
-            entries.append(kept)
-    made = BackendConfig(backend.name).set_engine(backend.engine)
-    return made.set_backend_pattern_configs(entries)
+    own, before = trial.claim.of(backend)
+    entries = (own, *(each for each in backend.configs if each is not own))
+    return _with_one_config(backend.name, entries, before, config).set_engine(backend.engine)

@@ -13,9 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from backquant.backend_config import DTypeConfig
+from backquant.backend_config import BackendConfig, BackendPatternConfig, DTypeConfig
 from backquant.backend_config.describe import describe_dtype
 from backquant.files import write_text
+from backquant.json_text import from_plain_data, plain_data
 from backquant.pages import Card, Cell, Document, Listing, Note, Part, Section, Shown, Table
 
 # What is claimed, how it is tried, and what came of it: plain data.
@@ -66,6 +67,11 @@ class Claim:
 
     def __str__(self) -> str:
         return f"{self.pattern} | {self.dtypes}"
+
+    def of(self, backend: BackendConfig) -> tuple[BackendPatternConfig, DTypeConfig]:
+        """The entry and the dtype config that it is about."""
+        entry = backend.configs[self.entry]
+        return entry, entry.dtype_configs[self.config]
 
 
 def dtypes_text(config: DTypeConfig) -> str:
@@ -155,13 +161,14 @@ class Outcome:
         >>> Outcome.from_dict(made.to_dict()) == made
         True
         """
-        known = {**data, "side": Side(data["side"]), "verdict": Verdict(data["verdict"])}
-        return cls(**known)
+        made: Outcome = from_plain_data(cls, data)
+        return made
 
 
 def trial_data(trial: Trial) -> dict[str, Any]:
     """``trial`` as JSON-able data."""
-    return {**asdict(trial), "side": trial.side.value}
+    data: dict[str, Any] = plain_data(trial)
+    return data
 
 
 def trial_from(data: Mapping[str, Any]) -> Trial:
@@ -171,8 +178,8 @@ def trial_from(data: Mapping[str, Any]) -> Trial:
     >>> trial_from(trial_data(trial)) == trial
     True
     """
-    values = {**data, "claim": Claim(**data["claim"]), "side": Side(data["side"])}
-    return Trial(**values)
+    made: Trial = from_plain_data(Trial, data)
+    return made
 
 
 _MARKS = {

@@ -42,7 +42,7 @@ from backquant.conformance.engine_protocol import (
 )
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.models import Examples, NoExampleError, float_model
-from backquant.conformance.refused import at_bounds, beyond, kept, only_claim, operator_of
+from backquant.conformance.refused import at_bounds, beyond, only_claim, operator_of, too_narrow
 from backquant.conformance.results import (
     Claim,
     Conformance,
@@ -136,11 +136,11 @@ _BESIDE = 2**-10  # how far a use lies from the bound, as a part of it
 
 def at_measured_bounds(trial: Trial, setting: Setting) -> Steps:
     """The outcomes at the bound of scales to each other, and just beyond it."""
-    config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
+    entry, config = trial.claim.of(setting.backend)
     bound = config.bias_step_upper_bound
     if bound is None:
         return
-    operator, why = operator_of(setting.backend.configs[trial.claim.entry], config, setting)
+    operator, why = operator_of(entry, config, setting)
     if operator is None and "trained" in why:
         return  # the float modules that it is trained from are tried
     for side, where, ratio in (
@@ -177,20 +177,16 @@ def _asked_past(
     trial: Trial, setting: Setting, ratio: float, blank: Outcome
 ) -> Generator[Outcome | Build, Answer, Outcome]:
     """Does the engine take it, asked directly?"""
-    config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
+    _, config = trial.claim.of(setting.backend)
     free = unconditional(config) if config.where is not None else copy.copy(config)
     free.bias_step_upper_bound = None
     wide = only_claim(setting.backend, trial, free)
     prepared = _with_ratio(trial, wide, free, ratio)
     if prepared is None:
         return blank
-    past = replace(setting, backend=wide)
-    outcomes = yield from kept(on_engine(trial, past, prepared, free, blank))
-    right = bool(outcomes) and all(each.verdict is Verdict.CONFORMS for each in outcomes)
-    if not right or not any(each.elements for each in outcomes):
-        return blank
+    steps = on_engine(trial, replace(setting, backend=wide), prepared, free, blank)
     why = "the engine computes it rightly, beyond bias_step_upper_bound"
-    return replace(blank, verdict=Verdict.TOO_NARROW, kernel=outcomes[0].kernel, detail=why)
+    return (yield from too_narrow(steps, blank, why))
 
 
 def _with_ratio(
@@ -529,9 +525,8 @@ def _lines(
 def _made_of(outcome: Outcome, backend: BackendConfig) -> list[str]:
     """The model and the request, as code."""
     trial = trial_from(outcome.trial)
-    entry = backend.configs[trial.claim.entry]
+    entry, config = trial.claim.of(backend)
     choice = trial.choice() if trial.number else None
-    config = entry.dtype_configs[trial.claim.config]
     try:
         if trial.claim.together:
             model = combined_model(trial, backend)

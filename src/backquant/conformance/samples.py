@@ -45,6 +45,26 @@ def _axes(sample: Sample) -> int:
     return len(sample.shapes[0]) - 2
 
 
+def _convolved(
+    sample: Sample, image: tuple[int, ...], made: int, kernel: tuple[int, ...], groups: int,
+    *settings: tuple[int, ...], bias: bool = True,
+) -> Sample:  # fmt: skip
+    """A convolution of ``image``; ``settings``: stride, padding, dilation, and of a transposed one also the
+    padding of the output."""
+    read, (stride, padding, dilation, *more) = image[1], settings
+    by_group = (read, made // groups) if more else (made, read // groups)
+    weights = (Weight((*by_group, *kernel)), Weight((made,)) if bias else None)
+    order = (*more, groups, dilation) if more else (dilation, groups)
+    ends = (*more, groups, bias, dilation) if more else (dilation, groups, bias)
+    return replace(
+        sample,
+        shapes=(image,),
+        module_args=(read, made, kernel, stride, padding, *ends),
+        call=(INPUT, *weights, stride, padding, *order),
+        aten=None,
+    )
+
+
 def _conv(sample: Sample, choice: random.Random) -> Sample:
     axes = _axes(sample)
     kind = choice.choice(("dense", "dense", "grouped", "depthwise", "point"))
@@ -57,23 +77,9 @@ def _conv(sample: Sample, choice: random.Random) -> Sample:
     dilation = tuple(choice.choice((1, 1, 2)) for _ in range(axes))
     padding = tuple(choice.choice((0, 1, k // 2)) for k in kernel)
     least = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-    shape = (choice.choice(_BATCHES), read, *(n + choice.randint(0, 6) for n in least))
+    image = (choice.choice(_BATCHES), read, *(n + choice.randint(0, 6) for n in least))
     bias = choice.random() < 0.7
-    return replace(
-        sample,
-        shapes=(shape,),
-        module_args=(read, made, kernel, stride, padding, dilation, groups, bias),
-        call=(
-            INPUT,
-            Weight((made, read // groups, *kernel)),
-            Weight((made,)) if bias else None,
-            stride,
-            padding,
-            dilation,
-            groups,
-        ),
-        aten=None,
-    )
+    return _convolved(sample, image, made, kernel, groups, stride, padding, dilation, bias=bias)
 
 
 def _conv_transpose(sample: Sample, choice: random.Random) -> Sample:
@@ -84,31 +90,21 @@ def _conv_transpose(sample: Sample, choice: random.Random) -> Sample:
     stride = tuple(choice.choice((1, 2)) for _ in range(axes))
     padding = tuple(choice.choice((0, k // 2)) for k in kernel)
     extra = tuple(choice.choice((0, s - 1)) for s in stride)
-    shape = (choice.choice(_BATCHES), read, *(choice.randint(3, 7) for _ in range(axes)))
-    bias = choice.random() < 0.7
-    return replace(
-        sample,
-        shapes=(shape,),
-        module_args=(read, made, kernel, stride, padding, extra, groups, bias),
-        call=(
-            INPUT,
-            Weight((read, made // groups, *kernel)),
-            Weight((made,)) if bias else None,
-            stride,
-            padding,
-            extra,
-            groups,
-        ),
-        aten=None,
-    )
+    image = (choice.choice(_BATCHES), read, *(choice.randint(3, 7) for _ in range(axes)))
+    settings, bias = (stride, padding, (1,) * axes, extra), choice.random() < 0.7
+    return _convolved(sample, image, made, kernel, groups, *settings, bias=bias)
 
 
 def _linear(sample: Sample, choice: random.Random) -> Sample:
     read, made = choice.choice(_WIDTHS), choice.choice(_WIDTHS)
-    shape = (*(choice.choice(_BATCHES) for _ in range(choice.choice((1, 1, 2, 3)))), read)
-    bias = choice.random() < 0.7
+    rows = tuple(choice.choice(_BATCHES) for _ in range(choice.choice((1, 1, 2, 3))))
+    return _layer(sample, rows, read, made, bias=choice.random() < 0.7)
+
+
+def _layer(sample: Sample, rows: tuple[int, ...], read: int, made: int, *, bias: bool) -> Sample:
     call = (INPUT, Weight((made, read)), Weight((made,)) if bias else None)
-    return replace(sample, shapes=(shape,), module_args=(read, made, bias), call=call, aten=None)
+    shapes, given = ((*rows, read),), (read, made, bias)
+    return replace(sample, shapes=shapes, module_args=given, module_kwargs={}, call=call, aten=None)
 
 
 def _grouped_linear(sample: Sample, choice: random.Random) -> Sample:
@@ -414,16 +410,7 @@ def _linears(sample: Sample, numbers: Sequence[int]) -> Iterator[Sample]:
     """Linear layers with so many features, read or made."""
     for number in numbers:
         for read, made in ((number, 16), (16, number), (number, number)):
-            call = (INPUT, Weight((made, read)), Weight((made,)))
-            shape = (*sample.shapes[0][:-1], read)
-            yield replace(
-                sample,
-                shapes=(shape,),
-                module_args=(read, made),
-                module_kwargs={},
-                call=call,
-                aten=None,
-            )
+            yield _layer(sample, sample.shapes[0][:-1], read, made, bias=True)
 
 
 def _convolutions(operator: Operator, numbers: Sequence[int]) -> Iterator[Sample]:
@@ -432,10 +419,8 @@ def _convolutions(operator: Operator, numbers: Sequence[int]) -> Iterator[Sample
         "read": 4, "made": 4, "kernel": 3, "stride": 1, "padding": 1, "dilation": 1, "groups": 1,
     }  # fmt: skip
     for number in numbers:
-        for name in ("read", "made", "kernel", "stride", "padding", "dilation", "groups"):
-            if name == "padding" and number > 2:
-                continue
-            if number == 0 and name != "padding":
+        for name in usual:
+            if (number > 2) if name == "padding" else (number == 0):
                 continue
             changed = {**usual, name: number}
             if name == "groups":
@@ -451,34 +436,15 @@ def _convolutions(operator: Operator, numbers: Sequence[int]) -> Iterator[Sample
 def _convolution(operator: Operator, axes: int, given: dict[str, Any], axis: int | None) -> Sample:
     """``axis``: the one that the changed parameters are for; the others have usual ones."""
 
-    def spread(value: int, usual: int) -> tuple[int, ...]:
-        return tuple(value if axis in (None, at) else usual for at in range(axes))
+    def spread(name: str, usual: int) -> tuple[int, ...]:
+        return tuple(given[name] if axis in (None, at) else usual for at in range(axes))
 
-    kernel, stride = spread(given["kernel"], 3), spread(given["stride"], 1)
-    dilation = spread(given["dilation"], 1)
-    padding, groups = (given["padding"],) * axes, given["groups"]
+    kernel, dilation = spread("kernel", 3), spread("dilation", 1)
     least = (d * (k - 1) + 2 for d, k in zip(dilation, kernel, strict=True))
-    shape = (2, given["read"], *(max(6, n) for n in least))
-    transposed = "transpose" in operator.name
-    first, second = (given["read"], given["made"]) if transposed else (given["made"], given["read"])
-    rest = (
-        stride,
-        padding,
-        *(((0,) * axes, groups, dilation) if transposed else (dilation, groups)),
-    )
-    module = (
-        (given["read"], given["made"], kernel, stride, padding, (0,) * axes, groups, True, dilation)
-        if transposed
-        else (given["read"], given["made"], kernel, stride, padding, dilation, groups)
-    )
-    weights = (Weight((first, second // groups, *kernel)), Weight((given["made"],)))
-    return replace(
-        operator.sample,
-        shapes=(shape,),
-        module_args=module,
-        call=(INPUT, *weights, *rest),
-        aten=None,
-    )
+    image = (2, given["read"], *(max(6, n) for n in least))
+    extra = ((0,) * axes,) if "transpose" in operator.name else ()
+    settings = (spread("stride", 1), (given["padding"],) * axes, dilation, *extra)
+    return _convolved(operator.sample, image, given["made"], kernel, given["groups"], *settings)
 
 
 # The QConfig that a dtype config asks for: what a user would write to get it.

@@ -11,7 +11,6 @@ A batch norm that was planned for as plain and trained as ``nn.SyncBatchNorm`` b
 from __future__ import annotations
 
 from itertools import pairwise
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from backquant.backend_config import BackendPatternConfig, GraphPattern, is_for_
 from backquant.convert.state import Conversion
 from backquant.fuse import as_plain
 from backquant.graph import get_module, set_module, shallow_copy
+from backquant.graph.folding import ConstantValues
 from backquant.match.plan import Match, MatchKind
 from backquant.observe import is_observer_or_fake_quantize
 
@@ -92,10 +92,8 @@ def _fold(work: Conversion, match: Match, nodes: list[fx.Node], *, shared: bool)
 # Values of a graph that depend on no input.
 
 
-class Constants:
-    """The constant values of one graph; each node is looked at once and computed at most once.
-
-    Observers on the way pass their input on and measure nothing.
+class Constants(ConstantValues):
+    """The constant tensors of one graph. Observers on the way pass their input on and measure nothing.
 
     >>> from torch import nn
     >>> class Twice(nn.Module):
@@ -109,43 +107,14 @@ class Constants:
     (tensor([2.]), None)
     """
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        self._module = module
-        self._values: dict[fx.Node, Any] = {}
-        self._constant: set[fx.Node] = set()
-        for node in module.graph.nodes:
-            known = all(source in self._constant for source in node.all_input_nodes)
-            if known and node.op not in ("placeholder", "output"):
-                self._constant.add(node)
-
     def tensor(self, node: fx.Node) -> torch.Tensor | None:
         """The tensor that ``node`` computes, detached; None if it depends on an input."""
-        if node not in self._constant:
-            return None
-        stack = [node]
-        with torch.no_grad():
-            while stack:
-                missing = [s for s in stack[-1].all_input_nodes if s not in self._values]
-                if missing:
-                    stack.extend(missing)
-                else:
-                    current = stack.pop()
-                    if current not in self._values:
-                        self._values[current] = self._evaluate(current)
-        value = self._values[node]
+        value = self.value(node) if node in self else None
         return value.detach() if isinstance(value, torch.Tensor) else None
 
-    def _evaluate(self, node: fx.Node) -> Any:
-        args = fx.map_arg(node.args, self._values.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, self._values.__getitem__)
-        if node.op == "get_attr":
-            return attrgetter(str(node.target))(self._module)
-        if node.op == "call_method":
-            first, *rest = args
-            return getattr(first, str(node.target))(*rest, **kwargs)
-        call: Any = node.target
+    def _computed(self, node: fx.Node) -> Any:
         if node.op == "call_module":
-            call = get_module(self._module, str(node.target))
-            if is_observer_or_fake_quantize(call):
-                return args[0]
-        return call(*args, **kwargs)
+            called = get_module(self._module, str(node.target))
+            if is_observer_or_fake_quantize(called):
+                return self._values[node.all_input_nodes[0]]
+        return super()._computed(node)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backquant.dtypes import QParams
+from backquant.json_text import plain_data
 from backquant.match.plan import Reason
 
 _SHOWN = 3
@@ -127,23 +128,10 @@ multiply-adds
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON-able data."""
-        return {
-            "path": str(self.path),
-            "files": [str(path) for path in self.files],
-            "target": self.target,
-            "runtime": self.runtime,
-            "expected": self.expected,
-            "integer": self.integer,
-            "integer_share": None if math.isnan(self.integer_share) else self.integer_share,
-            "uncounted": list(self.uncounted),
-            "kernels": [{**vars(use), "nodes": list(use.nodes)} for use in self.kernels],
-            "left_in_float": [vars(reason) for reason in self.left_in_float],
-            "undelegated": [vars(reason) for reason in self.undelegated],
-            "notes": list(self.notes),
-            "figures": dict(self.figures),
-            "edges": edges_as_data(self.edges),
-            "sqnr": dict(self.sqnr),
-        }
+        share = None if math.isnan(self.integer_share) else self.integer_share
+        paths = {"path": str(self.path), "files": [str(path) for path in self.files]}
+        edges = edges_as_data(self.edges)
+        return {**plain_data(self), **paths, "integer_share": share, "edges": edges}
 
     def render(self) -> str:
         """What a person reads on a terminal."""

@@ -109,12 +109,20 @@ def own_buffers(model: nn.Module) -> nn.Module:
 
 def _own_state(copied: nn.Module) -> None:
     """Give ``copied`` buffers and attributes of its own, the tensors and arrays in them too."""
+    of_memory = {_memory(b): b for b in copied.buffers() if type(b) is torch.Tensor}
     made = _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
     made |= {id(part): part for part in copied.modules()}
 
     def own(value: Any) -> Any:
         if type(value) is torch.Tensor:
-            return made.setdefault(id(value), value.detach().clone())
+            if id(value) not in made:
+                whole = of_memory.get(_memory(value))
+                made[id(value)] = (
+                    value.detach().clone()
+                    if whole is None
+                    else _view_of(made[id(whole)], whole, value)
+                )
+            return made[id(value)]
         return value.copy() if isinstance(value, np.ndarray) else moving.copied(value)
 
     for part in copied.modules():
@@ -123,6 +131,21 @@ def _own_state(copied: nn.Module) -> None:
         held = vars(part)
         kept = [n for n, v in held.items() if n not in _OF_MODULES and type(v) not in _NUMBERS]
         held.update({name: rebuilt(held[name], own, made) for name in kept})
+
+
+def _view_of(copied: torch.Tensor, whole: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """What is to ``copied`` as ``view`` is to ``whole``, where that has all of its elements.
+
+    >>> whole, copied = torch.zeros(4, 2), torch.ones(4, 2)
+    >>> _view_of(copied, whole, whole[1]).data_ptr() == copied[1].data_ptr()
+    True
+    """
+    start = view.storage_offset() - whole.storage_offset()
+    last = sum((n - 1) * step for n, step in zip(view.shape, view.stride(), strict=True))
+    is_inside = whole.is_contiguous() and start >= 0 and start + last < whole.numel()
+    if not is_inside or view.dtype != whole.dtype or not view.numel():
+        return view.detach().clone()
+    return copied.as_strided(view.shape, view.stride(), copied.storage_offset() + start)
 
 
 @contextmanager
@@ -291,7 +314,7 @@ def rebuilt(
         object.__setattr__(copied, name, rebuilt(held, change, made, depth - 1))
     if isinstance(value, dict):
         pairs = ((key, rebuilt(item, change, made, depth - 1)) for key, item in value.items())
-        copied.update(pairs)
+        dict.update(copied, pairs)  # a Counter's own adds
     return copied
 
 

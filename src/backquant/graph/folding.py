@@ -87,13 +87,12 @@ def _drop_unread(module: fx.GraphModule, scopes: dict[str, Scope], constants: _C
             scopes.pop(node.name, None)
 
 
-class _Constants:
-    """The nodes whose values may be computed ahead; each is looked at once and computed at most once."""
+class ConstantValues:
+    """The values of nodes that depend on no input; each is looked at once and computed at most once."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
         self._values: dict[fx.Node, Any] = {}
-        self._changed = changed_tensors(module)
         self._nodes: set[fx.Node] = set()
         for node in module.graph.nodes:
             if all(source in self._nodes for source in node.all_input_nodes) and self._may(node):
@@ -101,6 +100,45 @@ class _Constants:
 
     def __contains__(self, node: object) -> bool:
         return node in self._nodes
+
+    def _may(self, node: fx.Node) -> bool:
+        return node.op not in ("placeholder", "output")
+
+    def value(self, node: fx.Node) -> Any:
+        """The value of a constant; ``None`` where it cannot be computed by itself."""
+        stack = [node]
+        with torch.no_grad():
+            while stack:
+                missing = [s for s in stack[-1].all_input_nodes if s not in self._values]
+                stack.extend(missing)
+                if not missing:
+                    current = stack.pop()
+                    if current not in self._values:
+                        self._values[current] = self._computed(current)
+        return self._values[node]
+
+    def _computed(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return attrgetter(str(node.target))(self._module)
+        given: Any = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = given
+        call: Any = node.target
+        if node.op == "call_method":
+            first, *args = args
+            call = getattr(first, str(node.target))
+        elif node.op == "call_module":
+            call = get_module(self._module, str(node.target))
+            if getattr(call, "inplace", False):
+                args = (args[0].clone(), *args[1:])
+        return call(*args, **kwargs)
+
+
+class _Constants(ConstantValues):
+    """The nodes whose values may be computed ahead."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._changed = changed_tensors(module)
+        super().__init__(module)
 
     def _may(self, node: fx.Node) -> bool:
         if node.op == "get_attr":
@@ -139,34 +177,6 @@ class _Constants:
                     pending.append(source)
                     if source.op == "get_attr":
                         yield self._values[source].numel()
-
-    def value(self, node: fx.Node) -> Any:
-        """The value of a constant; ``None`` where it cannot be computed by itself."""
-        stack = [node]
-        with torch.no_grad():
-            while stack:
-                missing = [s for s in stack[-1].all_input_nodes if s not in self._values]
-                stack.extend(missing)
-                if not missing:
-                    current = stack.pop()
-                    if current not in self._values:
-                        self._values[current] = self._computed(current)
-        return self._values[node]
-
-    def _computed(self, node: fx.Node) -> Any:
-        if node.op == "get_attr":
-            return attrgetter(str(node.target))(self._module)
-        given: Any = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
-        args, kwargs = given
-        call: Any = node.target
-        if node.op == "call_method":
-            first, *args = args
-            call = getattr(first, str(node.target))
-        elif node.op == "call_module":
-            call = get_module(self._module, str(node.target))
-            if getattr(call, "inplace", False):
-                args = (args[0].clone(), *args[1:])
-        return call(*args, **kwargs)
 
 
 # -- which calls may be computed at capture ---------------------------------------------------------------

@@ -20,7 +20,7 @@ grows is neither: a graph of such a module would give, at each call, what its fi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -61,8 +61,16 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
-    held = {name: value for name, value in part._buffers.items() if value is not None}
+    held: dict[str, Any] = {n: value for n, value in part._buffers.items() if value is not None}
+    if is_leaf(part) and "training" in _names_in(part.__class__.forward):
+        held["training"] = part.training
     return {name: value for name, value in vars(part).items() if name not in _OF_MODULES} | held
+
+
+def _names_in(forward: Any) -> tuple[str, ...]:
+    """What the ``forward`` of a layer reads."""
+    code = getattr(forward, "__code__", None)
+    return () if code is None else code.co_names
 
 
 def leaves_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
@@ -93,13 +101,14 @@ def mark(value: Any) -> list[tuple[Any, int]]:
 
 
 def _version(leaf: Any) -> int:
-    """A number that writing in place changes, by another view of the memory or not."""
+    """A number that writing in place changes, by another view of the memory, past PyTorch's count, or not."""
     if isinstance(leaf, np.ndarray):
         return hash(leaf.tobytes())
     if not isinstance(leaf, torch.Tensor):
         return hash(how_far(leaf))
     version = 0 if leaf.is_inference() else leaf._version
-    if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_meta:
+    has_values = leaf.layout is torch.strided and not (leaf.is_meta or leaf.is_quantized)
+    if type(leaf) is not torch.Tensor or not has_values:
         return hash(version)
     # Its values, too: .data, and a kernel that keeps averages, write without a version.
     plain = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
@@ -212,7 +221,7 @@ def state_of(
 
 def _is_trained(model: nn.Module, key: Attribute) -> bool:
     part = _part(model, key)
-    return is_leaf(part) and key.name in part._buffers
+    return is_leaf(part) and (key.name == "training" or key.name in part._buffers)
 
 
 def _part(model: nn.Module, key: Attribute) -> nn.Module:
@@ -364,13 +373,18 @@ def by_writer(
     return {path: tuple(dict.fromkeys(names)) for path, names in found.items()}
 
 
-def copy_state(source: nn.Module, target: nn.Module, paths: Iterable[str]) -> None:
-    """Give the modules of ``target`` at ``paths`` the state that those of ``source`` have, as copies."""
+def copy_state(source: nn.Module, target: nn.Module, state: Mapping[str, Collection[str]]) -> None:
+    """Give the modules of ``target`` at the paths of ``state`` the state that those of ``source`` have, as
+    copies; what a call made alone goes."""
     copied = own_buffers(source)
-    for top in paths:
+    for top, names in state.items():
         parts = dict(copied.get_submodule(top).named_modules())
         for path, part in target.get_submodule(top).named_modules():
             if (held := parts.get(path)) is None or type(held) is not type(part):
                 continue
-            for name, value in _attributes(held).items():
+            before = _attributes(held)
+            for name in _attributes(part).keys() - before.keys():
+                if any(one.rpartition(".")[2] == name for one in names):
+                    delattr(part, name)
+            for name, value in before.items():
                 setattr(part, name, value)

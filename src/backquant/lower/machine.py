@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from backquant.dtypes import dtype_name
 from backquant.graph import get_module
+from backquant.json_text import from_plain_data, plain_data
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.native.instructions import limit_said
@@ -214,17 +214,11 @@ class EngineInfo:
         >>> EngineInfo.from_dict(info.to_dict()) == info
         True
         """
-        data = asdict(self)
-        for key in ("activation_dtypes", "weight_dtypes"):
-            data[key] = [dtype_name(dtype) for dtype in data[key]]
-        data["kernels"] = list(self.kernels)
+        data: dict[str, Any] = plain_data(self)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineInfo:
         """Inverse of ``to_dict``."""
-        values = dict(data)
-        for key in ("activation_dtypes", "weight_dtypes"):
-            values[key] = tuple(getattr(torch, name) for name in values[key])
-        values["kernels"] = tuple(values["kernels"])
-        return cls(**values)
+        made: EngineInfo = from_plain_data(cls, data)
+        return made

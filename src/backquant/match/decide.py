@@ -8,8 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    ObservationType,
+)
 from backquant.backend_config.conditions import has_conditions
+from backquant.dtypes import is_quantized
 from backquant.graph import GraphIndex, Scope
 from backquant.graph.shapes import GraphValues, is_wide
 from backquant.match.conditions import unmet
@@ -196,12 +202,16 @@ class _Facts:
             other = (*other, _WHOLE_TUPLE)
         if other:
             return (other,) * len(config.dtype_configs)
-        if not has_conditions(config) and not in_blocks and not given_in_blocks:
+        states = self.graph.gives_tuple(anchor)
+        if not states and not has_conditions(config) and not in_blocks and not given_in_blocks:
             return ()
         in_each_order = [self._unmet_so(each, config, requests) for each in use.orders()]
+        found = (
+            next((one for one in so if not one), so[0]) for so in zip(*in_each_order, strict=True)
+        )
         return tuple(
-            next((one for one in found if not one), found[0])
-            for found in zip(*in_each_order, strict=True)
+            (*one, _STATES) if states and _is_static(each) else one
+            for one, each in zip(found, config.dtype_configs, strict=True)
         )
 
     @staticmethod
@@ -263,6 +273,18 @@ _WHOLE_TUPLE = Refusal(
     "the tensors, one by one",
     "one, two = …",
 )
+
+
+_STATES = Refusal(
+    ReasonCode.WHOLE_TUPLE,
+    "one output scale for a result and its states",
+    "layers that are quantized at each call",
+    "is_dynamic: true and output_dtype: float32 in the description",
+)
+
+
+def _is_static(config: DTypeConfig) -> bool:
+    return not config.is_dynamic and is_quantized(config.output_dtype)
 
 
 def _wide_tensors(occurrence: Occurrence, values: GraphValues) -> tuple[Refusal, ...]:

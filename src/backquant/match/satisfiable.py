@@ -9,7 +9,7 @@ ask for, or where the plan leaves the operator in float even so (``backquant.mat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -328,11 +328,9 @@ def _example(spelling: object) -> Captured | None:
     operator = find(spelling)
     if operator is None or spelling not in operator.calls:
         return None
-    model: Callable[..., object] | nn.Module = operator.example_of(spelling)[0]
-    if not isinstance(model, nn.Module):
-        return None
+    model = operator.example_of(spelling)[0]
     try:
-        return capture(model)
+        return capture(nn.Sequential(model) if spelling in operator.modules else model)
     except CaptureError:
         return None
 

@@ -16,14 +16,14 @@ from backquant.dtypes import (
 )
 from backquant.dtypes.table import INT4
 from backquant.errors import ConfigError
-from backquant.observe.base import EPS, UniformQuantizationObserverBase
-from backquant.observe.protocol import with_shape
+from backquant.observe.base import EPS
+from backquant.observe.minmax import FiniteRange, PartsMinMaxObserver
 
 _SHRINKS = 40  # ranges that are tried: from the whole down to a fifth of it, in steps of 2 %
 _STEP = 0.02
 
 
-class BlockMinMaxObserver(UniformQuantizationObserverBase):
+class BlockMinMaxObserver(PartsMinMaxObserver):
     """Records the smallest and the largest value of every group or block of a tensor.
 
     ``granularity``: ``"per_group(size=128)"``, ``"per_group(axis=0, size=32)"``,
@@ -40,9 +40,6 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
     (tensor([[0.2000, 0.4000]]), tensor([[0, 0]], dtype=torch.int8))
     """
 
-    min_val: Tensor
-    max_val: Tensor
-
     def __init__(
         self,
         granularity: Granularity | str = "per_group(size=128)",
@@ -56,19 +53,9 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
         is_dynamic: bool = False,
     ) -> None:
         self._check(granularity, qscheme, is_dynamic)
-        super().__init__(
-            dtype=dtype,
-            qscheme=qscheme,
-            reduce_range=reduce_range,
-            quant_min=quant_min,
-            quant_max=quant_max,
-            factory_kwargs=factory_kwargs,
-            eps=eps,
-        )
-        made = torch.nn.factory_kwargs(factory_kwargs)
+        super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, factory_kwargs, eps)
         self.granularity = str(granularity)
-        self.register_buffer("min_val", torch.tensor([], **made))
-        self.register_buffer("max_val", torch.tensor([], **made))
+        self._forget_shapes(factory_kwargs)
 
     @classmethod
     def _check(cls, given: Granularity | str, qscheme: torch.qscheme, is_dynamic: bool) -> None:
@@ -87,22 +74,13 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
                 fix="use torch.per_channel_symmetric or torch.per_channel_affine",
             )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Widen the range of every block of ``x`` to hold it; returns ``x``."""
-        if x.numel() == 0:
-            return x
-        low, high, ignored = self._ranges(x.detach().to(self.min_val.dtype))
-        self.ignored += ignored
-        self._widen(low, high)
-        return x
-
-    def _ranges(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+    def _ranges(self, x: Tensor) -> FiniteRange:
         blocks = self._blocks(x)
         finite = torch.isfinite(blocks)
         ignored = int(blocks.numel() - finite.sum())
         low = torch.where(finite, blocks, torch.inf).amin(-1) if ignored else blocks.amin(-1)
         high = torch.where(finite, blocks, -torch.inf).amax(-1) if ignored else blocks.amax(-1)
-        return low, high, ignored
+        return FiniteRange(low, high, ignored)
 
     def _blocks(self, x: Tensor) -> Tensor:
         """``x`` in the shape of the grid, with the values of each block behind."""
@@ -120,50 +98,25 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
         grid, inside = range(0, split.dim(), 2), range(1, split.dim(), 2)
         return split.permute(*grid, *inside).flatten(x.dim())
 
-    def _widen(self, low: Tensor, high: Tensor) -> None:
-        if self.min_val.numel() > 0:
-            if self.min_val.shape != low.shape:
-                raise ConfigError(
-                    f"one observer saw {list(self.min_val.shape)} and {list(low.shape)} blocks",
-                    where=f"{type(self).__name__}({self.granularity!r})",
-                    fix="an observer for each weight",
-                )
-            low, high = torch.minimum(low, self.min_val), torch.maximum(high, self.max_val)
-        self._set_range(low, high)
-
-    def _set_range(self, low: Tensor, high: Tensor) -> None:
-        with_shape(self.min_val, low.shape).copy_(low)
-        with_shape(self.max_val, high.shape).copy_(high)
+    def _check_parts(self, low: Tensor) -> None:
+        if self.min_val.shape != low.shape:
+            raise ConfigError(
+                f"one observer saw {list(self.min_val.shape)} and {list(low.shape)} blocks",
+                where=f"{type(self).__name__}({self.granularity!r})",
+                fix="an observer for each weight",
+            )
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero point, in the shape of the grid; 1 and 0, warned, before any data."""
-        scale, zero_point = self._calculate_qparams(self.min_val, self.max_val)
+        scale, zero_point = super().calculate_qparams()
         storage = QParams(0.0, 0, 0, 0, self.dtype).storage
         return scale, zero_point.to(torch.int8 if storage.is_floating_point else storage)
-
-    def reset_min_max_vals(self) -> None:
-        """Forget the ranges."""
-        self.min_val = self.min_val.new_empty(0)
-        self.max_val = self.max_val.new_empty(0)
 
     def _merge_settings(self) -> dict[str, Any]:
         return {**super()._merge_settings(), "granularity": self.granularity}
 
-    def _absorb(self, other: BlockMinMaxObserver) -> None:
-        if other.min_val.numel() > 0:
-            self._widen(other.min_val, other.max_val)
-
     def extra_repr(self) -> str:
         return f"{self.granularity}, blocks={list(self.min_val.shape)}"
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
-    ) -> None:
-        """The buffers take the shape of what is loaded."""
-        for name in ("min_val", "max_val"):
-            if prefix + name in state_dict:
-                with_shape(getattr(self, name), state_dict[prefix + name].shape)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
 class BlockMSEObserver(BlockMinMaxObserver):
@@ -212,7 +165,7 @@ class BlockMSEObserver(BlockMinMaxObserver):
         )
         return (rounded - blocks).square().sum(-1)
 
-    def _absorb(self, other: BlockMinMaxObserver) -> None:  # noqa: ARG002
+    def _absorb(self, other: PartsMinMaxObserver) -> None:  # noqa: ARG002
         raise ConfigError(
             "BlockMSEObserver cannot be merged: it weighs the values themselves",
             where="BlockMSEObserver.merge",

@@ -300,16 +300,9 @@ class HistogramObserver(UniformQuantizationObserverBase):
                 where="HistogramObserver(is_dynamic=True)",
                 fix="use PlaceholderObserver.with_args(is_dynamic=True)",
             )
+        ends = (quant_min, quant_max)
         super().__init__(
-            dtype=dtype,
-            qscheme=qscheme,
-            reduce_range=reduce_range,
-            quant_min=quant_min,
-            quant_max=quant_max,
-            factory_kwargs=factory_kwargs,
-            eps=eps,
-            is_dynamic=is_dynamic,
-            **kwargs,
+            dtype, qscheme, reduce_range, *ends, factory_kwargs, eps, is_dynamic, **kwargs
         )
         made = torch.nn.factory_kwargs(factory_kwargs)
         self.bins = bins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -80,16 +81,6 @@ def channel_range(x: Tensor, axis: int) -> FiniteRange:
     return FiniteRange(low, high, x.numel() - int(finite.sum()))
 
 
-def check_channels(before: Tensor, now: Tensor, axis: int) -> None:
-    """Raise CalibrationError when the number of channels changed between batches."""
-    if before.shape != now.shape:
-        raise CalibrationError(
-            f"a per-channel observer saw {before.numel()} channels and now {now.numel()}",
-            where=f"ch_axis={axis}",
-            fix="feed tensors with one number of channels, or choose the axis that is constant",
-        )
-
-
 def _nothing(x: Tensor, ignored: int) -> FiniteRange:
     return FiniteRange(x.new_tensor(math.inf), x.new_tensor(-math.inf), ignored)
 
@@ -122,16 +113,9 @@ class MinMaxObserver(UniformQuantizationObserverBase):
         **kwargs: Any,
     ) -> None:
         check_per_tensor(type(self).__name__, qscheme)
+        ends = (quant_min, quant_max)
         super().__init__(
-            dtype=dtype,
-            qscheme=qscheme,
-            reduce_range=reduce_range,
-            quant_min=quant_min,
-            quant_max=quant_max,
-            factory_kwargs=factory_kwargs,
-            eps=eps,
-            is_dynamic=is_dynamic,
-            **kwargs,
+            dtype, qscheme, reduce_range, *ends, factory_kwargs, eps, is_dynamic, **kwargs
         )
         made = torch.nn.factory_kwargs(factory_kwargs)
         self.register_buffer("min_val", torch.tensor(float("inf"), **made))
@@ -185,10 +169,77 @@ def check_reduced_symmetric(observer: UniformQuantizationObserverBase) -> None:
         )
 
 
-# PerChannelMinMaxObserver: smallest and largest value of every channel.
+# Smallest and largest value of every part: of every channel, or of every block.
 
 
-class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
+class PartsMinMaxObserver(UniformQuantizationObserverBase):
+    """Base of observers that record smallest and largest value of many parts of a tensor.
+
+    The buffers are empty before any data, and take the shape of what is loaded. Merging is exact.
+    """
+
+    min_val: Tensor
+    max_val: Tensor
+
+    def _forget_shapes(self, factory_kwargs: dict[str, Any] | None) -> None:
+        made = torch.nn.factory_kwargs(factory_kwargs)
+        self.register_buffer("min_val", torch.tensor([], **made))
+        self.register_buffer("max_val", torch.tensor([], **made))
+
+    @abstractmethod
+    def _ranges(self, x: Tensor) -> FiniteRange:
+        """Those of each part of ``x``."""
+
+    @abstractmethod
+    def _check_parts(self, low: Tensor) -> None:
+        """Raise an error when a batch has other parts than those before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Widen the range of every part to hold ``x`` (at least one dimension); returns ``x``."""
+        if x.numel() == 0:
+            return x
+        low, high, ignored = self._ranges(x.detach().to(self.min_val.dtype))
+        self.ignored += ignored
+        self._widen(low, high)
+        return x
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point of each part; 1 and 0, warned, before any data."""
+        return self._calculate_qparams(self.min_val, self.max_val)
+
+    def reset_min_max_vals(self) -> None:
+        """Forget the ranges."""
+        self.min_val = self.min_val.new_empty(0)
+        self.max_val = self.max_val.new_empty(0)
+
+    def _widen(self, low: Tensor, high: Tensor) -> None:
+        if self.min_val.numel() > 0:
+            self._check_parts(low)
+            low, high = torch.minimum(low, self.min_val), torch.maximum(high, self.max_val)
+        self._set_range(low, high)
+
+    def _set_range(self, low: Tensor, high: Tensor) -> None:
+        with_shape(self.min_val, low.shape).copy_(low)
+        with_shape(self.max_val, high.shape).copy_(high)
+
+    def _absorb(self, other: PartsMinMaxObserver) -> None:
+        if other.min_val.numel() > 0:
+            self._widen(other.min_val, other.max_val)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """Versions below 3 have older names."""
+        older = (local_metadata.get("version") or 3) < 3
+        for name in ("min_val", "max_val"):
+            if older and prefix + name + "s" in state_dict:
+                state_dict[prefix + name] = state_dict.pop(prefix + name + "s")
+            if prefix + name in state_dict:
+                with_shape(getattr(self, name), state_dict[prefix + name].shape)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+class PerChannelMinMaxObserver(PartsMinMaxObserver):
     """Records smallest and largest value of every channel along ``ch_axis``.
 
     Empty inputs, NaN and infinite values leave the range unchanged; a channel that never held a
@@ -200,9 +251,6 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
     >>> observer.calculate_qparams()
     (tensor([0.0100, 0.0200]), tensor([0, 0]))
     """
-
-    min_val: Tensor
-    max_val: Tensor
 
     def __init__(  # the signature is PyTorch's
         self,
@@ -231,66 +279,24 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
                 where=f"{name}(is_dynamic=True)",
                 fix="use PlaceholderObserver.with_args(is_dynamic=True)",
             )
+        ends = (quant_min, quant_max)
         super().__init__(
-            dtype=dtype,
-            qscheme=qscheme,
-            reduce_range=reduce_range,
-            quant_min=quant_min,
-            quant_max=quant_max,
-            factory_kwargs=factory_kwargs,
-            eps=eps,
-            is_dynamic=is_dynamic,
-            **kwargs,
+            dtype, qscheme, reduce_range, *ends, factory_kwargs, eps, is_dynamic, **kwargs
         )
-        made = torch.nn.factory_kwargs(factory_kwargs)
         self.ch_axis = ch_axis
-        self.register_buffer("min_val", torch.tensor([], **made))
-        self.register_buffer("max_val", torch.tensor([], **made))
+        self._forget_shapes(factory_kwargs)
         check_reduced_symmetric(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Widen every channel's range to hold ``x`` (at least one dimension); returns ``x``."""
-        if x.numel() == 0:
-            return x
-        low, high, ignored = channel_range(x.detach().to(self.min_val.dtype), self.ch_axis)
-        self.ignored += ignored
-        self._widen(low, high)
-        return x
+    def _ranges(self, x: Tensor) -> FiniteRange:
+        return channel_range(x, self.ch_axis)
 
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Scale and zero point, each of shape ``[channels]``; 1 and 0, warned, before any data."""
-        return self._calculate_qparams(self.min_val, self.max_val)
-
-    def reset_min_max_vals(self) -> None:
-        """Forget the ranges."""
-        self.min_val = self.min_val.new_empty(0)
-        self.max_val = self.max_val.new_empty(0)
-
-    def _widen(self, low: Tensor, high: Tensor) -> None:
-        if self.min_val.numel() > 0:
-            check_channels(self.min_val, low, self.ch_axis)
-            low, high = torch.minimum(low, self.min_val), torch.maximum(high, self.max_val)
-        self._set_range(low, high)
-
-    def _set_range(self, low: Tensor, high: Tensor) -> None:
-        with_shape(self.min_val, low.shape).copy_(low)
-        with_shape(self.max_val, high.shape).copy_(high)
-
-    def _absorb(self, other: PerChannelMinMaxObserver) -> None:
-        if other.min_val.numel() > 0:
-            self._widen(other.min_val, other.max_val)
+    def _check_parts(self, low: Tensor) -> None:
+        if self.min_val.shape != low.shape:
+            raise CalibrationError(
+                f"a per-channel observer saw {self.min_val.numel()} channels and now {low.numel()}",
+                where=f"ch_axis={self.ch_axis}",
+                fix="feed tensors with one number of channels, or choose the axis that is constant",
+            )
 
     def extra_repr(self) -> str:
         return f"min_val={self.min_val}, max_val={self.max_val}"
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
-    ) -> None:
-        """The buffers take the shape of what is loaded; versions below 3 have older names."""
-        older = (local_metadata.get("version") or 3) < 3
-        for name in ("min_val", "max_val"):
-            if older and prefix + name + "s" in state_dict:
-                state_dict[prefix + name] = state_dict.pop(prefix + name + "s")
-            if prefix + name in state_dict:
-                with_shape(getattr(self, name), state_dict[prefix + name].shape)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)

@@ -12,8 +12,6 @@ from backquant.observe.base import EPS, ObserverBase
 from backquant.observe.minmax import (
     MinMaxObserver,
     PerChannelMinMaxObserver,
-    channel_range,
-    check_channels,
     finite_range,
 )
 
@@ -49,16 +47,8 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
                 where=f"{type(self).__name__}(averaging_constant={averaging_constant})",
                 fix="set averaging_constant=1",
             )
-        super().__init__(
-            dtype=dtype,
-            qscheme=qscheme,
-            reduce_range=reduce_range,
-            quant_min=quant_min,
-            quant_max=quant_max,
-            eps=eps,
-            is_dynamic=is_dynamic,
-            **kwargs,
-        )
+        more: dict[str, Any] = {"eps": eps, "is_dynamic": is_dynamic, **kwargs}
+        super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, **more)
         self.averaging_constant = averaging_constant
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,27 +92,18 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
         is_dynamic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            ch_axis=ch_axis,
-            dtype=dtype,
-            qscheme=qscheme,
-            reduce_range=reduce_range,
-            quant_min=quant_min,
-            quant_max=quant_max,
-            eps=eps,
-            is_dynamic=is_dynamic,
-            **kwargs,
-        )
+        more: dict[str, Any] = {"eps": eps, "is_dynamic": is_dynamic, **kwargs}
+        super().__init__(ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, **more)
         self.averaging_constant = averaging_constant
 
     def forward(self, x: Tensor) -> Tensor:
         """Move every channel's range towards that of ``x``; returns ``x``."""
         if x.numel() == 0:
             return x
-        low, high, ignored = channel_range(x.detach().to(self.min_val.dtype), self.ch_axis)
+        low, high, ignored = self._ranges(x.detach().to(self.min_val.dtype))
         self.ignored += ignored
         if self.min_val.numel() > 0:
-            check_channels(self.min_val, low, self.ch_axis)
+            self._check_parts(low)
             low = _move(self.min_val, low, self.averaging_constant)
             high = _move(self.max_val, high, self.averaging_constant)
         self._set_range(low, high)

@@ -84,6 +84,7 @@ def _of_one_value(name: str) -> Operator:
         respelled={
             getattr(_aten, n).default: partial(function_call, written[0]) for n in names[1:]
         },
+        pole=0 if name in ("log", "log2", "log10", "rsqrt", "reciprocal") else None,
     )
 
 

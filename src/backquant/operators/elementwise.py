@@ -99,6 +99,20 @@ def _comparison(name: str, commutative: bool = False) -> Operator:
     )
 
 
+def _remainder(name: str, first: str, signs: Sequence[Callable[..., Any]] = ()) -> Operator:
+    packet = getattr(_aten, name)
+    return Operator(
+        name=name,
+        family="elementwise",
+        sample=_TWO,
+        functions=(getattr(torch, name), *signs),
+        methods=(name, f"{name}_"),
+        aten=(getattr(packet, first),),
+        respelled={packet.Scalar: partial(function_call, getattr(torch, name))},
+        pole=1,
+    )
+
+
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="add",
@@ -137,7 +151,11 @@ OPERATORS: tuple[Operator, ...] = (
             (_aten.true_divide.Tensor, _aten.divide.Tensor),
             partial(function_call, operator.truediv),
         ),
+        pole=1,
     ),
+    _remainder("floor_divide", "default"),
+    _remainder("remainder", "Tensor", (operator.mod,)),
+    _remainder("fmod", "Tensor"),
     Operator(
         name="pow",
         family="elementwise",
@@ -145,6 +163,7 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(operator.pow, torch.pow),
         methods=("pow", "pow_"),
         aten=(_aten.pow.Tensor_Scalar,),
+        pole=0,
     ),
     *(_comparison(name) for name in ("gt", "ge", "lt", "le")),
     *(_comparison(name, commutative=True) for name in ("eq", "ne")),

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from backquant.graph.export import Call
 from backquant.operators.entry import Decomposition
@@ -222,6 +222,9 @@ class Operator:
     ``clamps``: the result is the input, cut off at bounds.
     ``commutative``: its two operands may change places.
 
+    ``pole``: the position of the operand at which 0 has no finite result: a divisor, what a logarithm reads;
+    of ``pow`` where the exponent is negative.
+
     ``places``: positions of arguments of the functional spelling that are places in another one, not values.
 
     ``decompositions``: what ``run_decompositions`` makes of it, which is read as this operator again.
@@ -265,6 +268,7 @@ class Operator:
     homogeneous: bool = False
     clamps: bool = False
     commutative: bool = False
+    pole: int | None = None
     decompositions: tuple[Decomposition, ...] = field(default=(), repr=False)
     portable: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
     exported_as: str | None = None
@@ -290,6 +294,26 @@ class Operator:
         (True, False, False)
         """
         return sum(item is INPUT for item in self.sample.call) == 2
+
+    def operand_at_pole(self, node: fx.Node) -> fx.Node | None:
+        """The tensor that a call of this operator cannot read as 0; ``None`` where there is none.
+
+        >>> from backquant.operators import named
+        >>> graph = fx.symbolic_trace(lambda x, y: (x.log(), x / (y + 1), x**-0.5, x**2)).graph
+        >>> log, _, div, power, square = (n for n in graph.nodes if n.op.startswith("call"))
+        >>> named("log").operand_at_pole(log), named("div").operand_at_pole(div)
+        (x, add)
+        >>> named("pow").operand_at_pole(power), named("pow").operand_at_pole(square)
+        (x, None)
+        """
+        if self.pole is None:
+            return None
+        given = dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs
+        exponent = given.get("other", given.get("exponent"))
+        if self.name == "pow" and not (isinstance(exponent, int | float) and exponent < 0):
+            return None
+        value = given.get("input" if self.pole == 0 else "other")
+        return value if isinstance(value, fx.Node) else None
 
     @property
     def keeps_places(self) -> bool:

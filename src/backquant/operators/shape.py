@@ -358,6 +358,7 @@ OPERATORS: tuple[Operator, ...] = (
         # of sizes: the arithmetic that shapes are computed with
         sample=Sample(call=(INPUT, 2)),
         functions=(operator.floordiv,),
+        pole=1,
         qparams=QParamsRule.NONE,
     ),
     Operator(

@@ -164,10 +164,10 @@ def _decided(
     return plan, {path: by_node[node] for path, node in nodes.items() if node in by_node}
 
 
-def check_admitted(
-    schemes: Mapping[str, Scheme], sizes: Mapping[str, Tensor], config: BackendConfig, target: str
-) -> None:
-    """Raise ``ExportError`` that names the layers which a format does not hold as they are, and why."""
+def refused_layers(
+    schemes: Mapping[str, Scheme], sizes: Mapping[str, Tensor], config: BackendConfig
+) -> dict[str, Reason]:
+    """The layers that a format does not hold as they are, each with why."""
     shapes = {path: _shape(sizes[f"{path}{_WEIGHT}"]) for path in schemes}
     kinds: dict[str, type[nn.Module]] = {
         path: nn.Embedding if _is_table(path) else nn.Linear for path in schemes
@@ -177,8 +177,16 @@ def check_admitted(
     for path, scheme in schemes.items():
         mapping.set_module_name(path, _qconfig_of(scheme))
     plan, admitted = _decided(model, config, mapping)
-    refused = {d.module_path: d.reasons[0] for d in plan.decisions.values() if d.reasons}
-    lost = [path for path in schemes if path not in admitted]
+    why = {d.module_path: d.reasons[0] for d in plan.decisions.values() if d.reasons}
+    return {path: why[path] for path in schemes if path not in admitted}
+
+
+def check_admitted(
+    schemes: Mapping[str, Scheme], sizes: Mapping[str, Tensor], config: BackendConfig, target: str
+) -> None:
+    """Raise ``ExportError`` that names the layers which a format does not hold as they are, and why."""
+    refused = refused_layers(schemes, sizes, config)
+    lost = list(refused)
     if lost:
         why = refused[lost[0]]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""

@@ -19,7 +19,6 @@ from backquant.match.default_rules import ChosenRules, Draft, rules_for_reasons
 from backquant.match.plan import Decision, Plan, Reason
 from backquant.operators import find
 from backquant.operators.index import find_root, moves_values
-from backquant.operators.poles import operand_without_zero
 from backquant.pipeline.joins import Measured, is_rounded, step_of
 from backquant.reason_codes import ReasonCode
 
@@ -99,7 +98,8 @@ def _divisors(graph: GraphIndex, plan: Plan) -> Iterator[_Divisor]:
             layers.add(node)
     for node in graph.calls():
         key = graph.key(node)
-        value = None if key is None else operand_without_zero(node, key.op)
+        known = None if key is None else find(key.op)
+        value = None if known is None else known.operand_at_pole(node)
         if value is not None:
             chain = tuple(_chain(graph, node, value, layers))
             yield _Divisor(node, value, chain, _added(graph, chain))

@@ -1,10 +1,12 @@
-"""ConvertCustomConfig and FuseCustomConfig: what conversion and fusion treat specially."""
+"""What preparation, conversion and fusion treat specially, as configs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
+
+from typing_extensions import Self
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError, did_you_mean
@@ -15,13 +17,24 @@ ClassMap = dict[type, type]
 
 
 class CustomConfig:
-    """Base of custom configs: equality and repr by the fields that are set.
+    """Base of custom configs: equality, repr and the form as a dict, by the fields.
+
+    ``_FIELDS``: by PyTorch's key the attribute, and what it holds: a list of texts, classes or positions;
+    for ``QuantType`` classes by the kind of quantization; for ``StandaloneModuleConfigEntry`` one by module.
 
     >>> FuseCustomConfig() == FuseCustomConfig()
     True
     """
 
-    _KEYS: ClassVar[tuple[str, ...]] = ()
+    _FIELDS: ClassVar[Mapping[str, tuple[str, type]]] = {
+        "preserved_attributes": ("preserved_attributes", str)
+    }
+
+    preserved_attributes: list[str]
+
+    def __init__(self) -> None:
+        for attribute, kind in self._FIELDS.values():
+            setattr(self, attribute, [] if kind in _EXAMPLES else {})
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.__dict__ == self.__dict__
@@ -32,16 +45,66 @@ class CustomConfig:
         inside = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items() if value)
         return f"{type(self).__name__}({inside})"
 
+    def set_preserved_attributes(self, attributes: list[str]) -> Self:
+        """Keep these attributes of the model on the graph module.
+
+        >>> FuseCustomConfig().set_preserved_attributes(["tag"]).preserved_attributes
+        ['tag']
+        """
+        return self._set_list("preserved_attributes", attributes, str)
+
+    def _set_list(self, attribute: str, values: Any, kind: type) -> Self:
+        """Raises ConfigError unless ``values`` is a list or tuple of this kind (numbers: from 0)."""
+        if not isinstance(values, (list, tuple)) or not all(_is(value, kind) for value in values):
+            raise ConfigError(
+                f"expected a list such as {_EXAMPLES[kind]}, got {values!r}",
+                where=f"{type(self).__name__}.set_{attribute}",
+                fix=_EXAMPLES[kind],
+            )
+        setattr(self, attribute, values)
+        return self
+
     @classmethod
-    def check_keys(cls, values: Mapping[str, Any]) -> None:
-        """Raise ConfigError for a key that ``to_dict`` does not write."""
-        for key in values:
-            if key not in cls._KEYS:
+    def _read(cls, given: Mapping[str, Any]) -> Self:
+        for key in given:
+            if key not in cls._FIELDS:
+                keys = list(cls._FIELDS)
                 raise ConfigError(
                     f"{cls.__name__} has no key {key!r}",
                     where=f"{cls.__name__}.from_dict",
-                    fix=did_you_mean(key, cls._KEYS, f"use {', '.join(map(repr, cls._KEYS))}"),
+                    fix=did_you_mean(key, keys, f"use {', '.join(map(repr, keys))}"),
                 )
+        config = cls()
+        for key, (attribute, kind) in cls._FIELDS.items():
+            if kind in _EXAMPLES:
+                config._set_list(attribute, given.get(key, []), kind)
+            elif kind is QuantType:
+                setter = getattr(config, f"set_{attribute}")
+                for name, classes in given.get(key, {}).items():
+                    for one, other in classes.items():
+                        setter(one, other, quant_type_from_str(name))
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is set, under PyTorch's keys; nested configs as dicts, backends as they are.
+
+        >>> PrepareCustomConfig().set_preserved_attributes(["tag"]).to_dict()
+        {'preserved_attributes': ['tag']}
+        """
+        found: dict[str, Any] = {}
+        for key, (attribute, kind) in self._FIELDS.items():
+            value = getattr(self, attribute)
+            if kind is QuantType:
+                value = {of.key: classes for of, classes in value.items()}
+            elif kind is StandaloneModuleConfigEntry:
+                value = _standalone(value)
+            if value:
+                found[key] = value
+        return found
+
+
+#: Of the lists that there are.
+_EXAMPLES = {str: '["encoder.layer1"]', type: "[torch.nn.LSTM]", int: "[0]"}
 
 
 class ConvertCustomConfig(CustomConfig):
@@ -51,11 +114,12 @@ class ConvertCustomConfig(CustomConfig):
     ConvertCustomConfig(preserved_attributes=['tag'])
     """
 
-    _KEYS = ("observed_to_quantized_custom_module_class", "preserved_attributes")
+    _FIELDS: ClassVar = {
+        "observed_to_quantized_custom_module_class": ("observed_to_quantized_mapping", QuantType),
+        **CustomConfig._FIELDS,
+    }
 
-    def __init__(self) -> None:
-        self.observed_to_quantized_mapping: dict[QuantType, ClassMap] = {}
-        self.preserved_attributes: list[str] = []
+    observed_to_quantized_mapping: dict[QuantType, ClassMap]
 
     def set_observed_to_quantized_mapping(
         self,
@@ -79,16 +143,6 @@ class ConvertCustomConfig(CustomConfig):
         mapping[observed_class] = quantized_class
         return self
 
-    def set_preserved_attributes(self, attributes: list[str]) -> ConvertCustomConfig:
-        """Keep these attributes of the model on the graph module.
-
-        >>> ConvertCustomConfig().set_preserved_attributes(["tag"]).preserved_attributes
-        ['tag']
-        """
-        check_list(attributes, str, "ConvertCustomConfig.set_preserved_attributes")
-        self.preserved_attributes = attributes
-        return self
-
     @classmethod
     def from_dict(cls, convert_custom_config_dict: Mapping[str, Any]) -> ConvertCustomConfig:
         """From a dict as ``to_dict`` writes it; all keys are optional.
@@ -98,29 +152,7 @@ class ConvertCustomConfig(CustomConfig):
         >>> ConvertCustomConfig.from_dict({"preserved_attributes": ["tag"]}).preserved_attributes
         ['tag']
         """
-        given = convert_custom_config_dict
-        cls.check_keys(given)
-        config = cls()
-        for kind, classes in given.get("observed_to_quantized_custom_module_class", {}).items():
-            for observed_class, quantized_class in classes.items():
-                config.set_observed_to_quantized_mapping(
-                    observed_class, quantized_class, quant_type_from_str(kind)
-                )
-        return config.set_preserved_attributes(given.get("preserved_attributes", []))
-
-    def to_dict(self) -> dict[str, Any]:
-        """What is set, under PyTorch's keys.
-
-        >>> ConvertCustomConfig().set_preserved_attributes(["tag"]).to_dict()
-        {'preserved_attributes': ['tag']}
-        """
-        values = {
-            "observed_to_quantized_custom_module_class": by_name(
-                self.observed_to_quantized_mapping
-            ),
-            "preserved_attributes": self.preserved_attributes,
-        }
-        return {key: value for key, value in values.items() if value}
+        return cls._read(convert_custom_config_dict)
 
 
 class FuseCustomConfig(CustomConfig):
@@ -130,21 +162,6 @@ class FuseCustomConfig(CustomConfig):
     {'preserved_attributes': ['tag']}
     """
 
-    _KEYS = ("preserved_attributes",)
-
-    def __init__(self) -> None:
-        self.preserved_attributes: list[str] = []
-
-    def set_preserved_attributes(self, attributes: list[str]) -> FuseCustomConfig:
-        """Keep these attributes of the model on the graph module.
-
-        >>> FuseCustomConfig().set_preserved_attributes(["tag"]).preserved_attributes
-        ['tag']
-        """
-        check_list(attributes, str, "FuseCustomConfig.set_preserved_attributes")
-        self.preserved_attributes = attributes
-        return self
-
     @classmethod
     def from_dict(cls, fuse_custom_config_dict: Mapping[str, Any]) -> FuseCustomConfig:
         """From a dict as ``to_dict`` writes it. Raises ConfigError for an unknown key.
@@ -152,43 +169,13 @@ class FuseCustomConfig(CustomConfig):
         >>> FuseCustomConfig.from_dict({"preserved_attributes": ["tag"]}).preserved_attributes
         ['tag']
         """
-        cls.check_keys(fuse_custom_config_dict)
-        attributes = fuse_custom_config_dict.get("preserved_attributes", [])
-        return cls().set_preserved_attributes(attributes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What is set, under PyTorch's key.
-
-        >>> FuseCustomConfig().set_preserved_attributes(["tag"]).to_dict()
-        {'preserved_attributes': ['tag']}
-        """
-        attributes = self.preserved_attributes
-        return {"preserved_attributes": attributes} if attributes else {}
-
-
-def check_list(values: Any, kind: type, where: str) -> None:
-    """Raise ConfigError unless ``values`` is a list or tuple of this kind (numbers: from 0)."""
-    if isinstance(values, (list, tuple)) and all(_is(value, kind) for value in values):
-        return
-    example = {str: '["encoder.layer1"]', type: "[torch.nn.LSTM]", int: "[0]"}[kind]
-    raise ConfigError(
-        f"expected a list such as {example}, got {values!r}", where=where, fix=example
-    )
+        return cls._read(fuse_custom_config_dict)
 
 
 def _is(value: Any, kind: type) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return isinstance(value, kind)
-
-
-def by_name(mapping: Mapping[QuantType, ClassMap]) -> dict[str, ClassMap]:
-    """The mapping with the kinds of quantization as strings.
-
-    >>> by_name({QuantType.STATIC: {}})
-    {'static': {}}
-    """
-    return {kind.key: classes for kind, classes in mapping.items()}
 
 
 # PrepareCustomConfig: what is treated specially when a model is prepared.
@@ -222,26 +209,24 @@ class PrepareCustomConfig(CustomConfig):
     True
     """
 
-    _KEYS = (
-        "standalone_module_name",
-        "standalone_module_class",
-        "float_to_observed_custom_module_class",
-        "non_traceable_module_name",
-        "non_traceable_module_class",
-        "input_quantized_idxs",
-        "output_quantized_idxs",
-        "preserved_attributes",
-    )
+    _FIELDS: ClassVar = {
+        "standalone_module_name": ("standalone_module_names", StandaloneModuleConfigEntry),
+        "standalone_module_class": ("standalone_module_classes", StandaloneModuleConfigEntry),
+        "float_to_observed_custom_module_class": ("float_to_observed_mapping", QuantType),
+        "non_traceable_module_name": ("non_traceable_module_names", str),
+        "non_traceable_module_class": ("non_traceable_module_classes", type),
+        "input_quantized_idxs": ("input_quantized_indexes", int),
+        "output_quantized_idxs": ("output_quantized_indexes", int),
+        **CustomConfig._FIELDS,
+    }
 
-    def __init__(self) -> None:
-        self.standalone_module_names: dict[str, StandaloneModuleConfigEntry] = {}
-        self.standalone_module_classes: dict[type, StandaloneModuleConfigEntry] = {}
-        self.float_to_observed_mapping: dict[QuantType, ClassMap] = {}
-        self.non_traceable_module_names: list[str] = []
-        self.non_traceable_module_classes: list[type] = []
-        self.input_quantized_indexes: list[int] = []
-        self.output_quantized_indexes: list[int] = []
-        self.preserved_attributes: list[str] = []
+    standalone_module_names: dict[str, StandaloneModuleConfigEntry]
+    standalone_module_classes: dict[type, StandaloneModuleConfigEntry]
+    float_to_observed_mapping: dict[QuantType, ClassMap]
+    non_traceable_module_names: list[str]
+    non_traceable_module_classes: list[type]
+    input_quantized_indexes: list[int]
+    output_quantized_indexes: list[int]
 
     def set_standalone_module_name(
         self,
@@ -325,9 +310,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig().set_non_traceable_module_names(["a"]).non_traceable_module_names
         ['a']
         """
-        check_list(module_names, str, "PrepareCustomConfig.set_non_traceable_module_names")
-        self.non_traceable_module_names = module_names
-        return self
+        return self._set_list("non_traceable_module_names", module_names, str)
 
     def set_non_traceable_module_classes(self, module_classes: list[type]) -> PrepareCustomConfig:
         """Keep modules of these classes whole.
@@ -337,9 +320,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> custom.non_traceable_module_classes
         [<class 'torch.nn.modules.rnn.LSTM'>]
         """
-        check_list(module_classes, type, "PrepareCustomConfig.set_non_traceable_module_classes")
-        self.non_traceable_module_classes = module_classes
-        return self
+        return self._set_list("non_traceable_module_classes", module_classes, type)
 
     def set_input_quantized_indexes(self, indexes: list[int]) -> PrepareCustomConfig:
         """The model's inputs at these positions arrive quantized; the others in float.
@@ -347,9 +328,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig().set_input_quantized_indexes([1]).input_quantized_indexes
         [1]
         """
-        check_list(indexes, int, "PrepareCustomConfig.set_input_quantized_indexes")
-        self.input_quantized_indexes = indexes
-        return self
+        return self._set_list("input_quantized_indexes", indexes, int)
 
     def set_output_quantized_indexes(self, indexes: list[int]) -> PrepareCustomConfig:
         """The model's outputs at these positions stay quantized; the others become float.
@@ -357,19 +336,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig().set_output_quantized_indexes([0]).output_quantized_indexes
         [0]
         """
-        check_list(indexes, int, "PrepareCustomConfig.set_output_quantized_indexes")
-        self.output_quantized_indexes = indexes
-        return self
-
-    def set_preserved_attributes(self, attributes: list[str]) -> PrepareCustomConfig:
-        """Keep these attributes of the model on the graph module.
-
-        >>> PrepareCustomConfig().set_preserved_attributes(["tag"]).preserved_attributes
-        ['tag']
-        """
-        check_list(attributes, str, "PrepareCustomConfig.set_preserved_attributes")
-        self.preserved_attributes = attributes
-        return self
+        return self._set_list("output_quantized_indexes", indexes, int)
 
     @classmethod
     def from_dict(cls, prepare_custom_config_dict: Mapping[str, Any]) -> PrepareCustomConfig:
@@ -380,9 +347,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig.from_dict({"input_quantized_idxs": [0]}).input_quantized_indexes
         [0]
         """
-        given = prepare_custom_config_dict
-        cls.check_keys(given)
-        config = cls()
+        given, config = prepare_custom_config_dict, cls._read(prepare_custom_config_dict)
         for key, setter in (
             ("standalone_module_name", config.set_standalone_module_name),
             ("standalone_module_class", config.set_standalone_module_class),
@@ -403,34 +368,7 @@ class PrepareCustomConfig(CustomConfig):
                     _converted(custom, PrepareCustomConfig, key),
                     _converted(backend, BackendConfig, key),
                 )
-        for kind, classes in given.get("float_to_observed_custom_module_class", {}).items():
-            for float_class, observed_class in classes.items():
-                config.set_float_to_observed_mapping(
-                    float_class, observed_class, quant_type_from_str(kind)
-                )
-        config.set_non_traceable_module_names(given.get("non_traceable_module_name", []))
-        config.set_non_traceable_module_classes(given.get("non_traceable_module_class", []))
-        config.set_input_quantized_indexes(given.get("input_quantized_idxs", []))
-        config.set_output_quantized_indexes(given.get("output_quantized_idxs", []))
-        return config.set_preserved_attributes(given.get("preserved_attributes", []))
-
-    def to_dict(self) -> dict[str, Any]:
-        """What is set, under PyTorch's keys; nested configs as dicts, backends as they are.
-
-        >>> PrepareCustomConfig().set_preserved_attributes(["tag"]).to_dict()
-        {'preserved_attributes': ['tag']}
-        """
-        values = {
-            "standalone_module_name": _standalone(self.standalone_module_names),
-            "standalone_module_class": _standalone(self.standalone_module_classes),
-            "float_to_observed_custom_module_class": by_name(self.float_to_observed_mapping),
-            "non_traceable_module_name": self.non_traceable_module_names,
-            "non_traceable_module_class": self.non_traceable_module_classes,
-            "input_quantized_idxs": self.input_quantized_indexes,
-            "output_quantized_idxs": self.output_quantized_indexes,
-            "preserved_attributes": self.preserved_attributes,
-        }
-        return {key: value for key, value in values.items() if value}
+        return config
 
 
 def _standalone(entries: Mapping[Any, StandaloneModuleConfigEntry]) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from torch import fx
 
 from backquant.calibrate import prepared_parts
 from backquant.errors import CoverageError, UsageError, did_you_mean
-from backquant.figures import Figures
+from backquant.json_text import from_plain_data
 from backquant.match import Plan
 from backquant.match.float_policy import left_by_default
 from backquant.pages import Document, Section, Shown
@@ -61,25 +61,8 @@ class Report(Facts, Shown):
         True
         """
         fields = {key: value for key, value in data.items() if key != "coverage"}
-        fields["figures"] = Figures(**fields.get("figures", {}))
-        fields["rows"] = tuple(_row(row) for row in fields.get("rows", ()))
-        fields["unlowered"] = tuple(ReasonRow(**reason) for reason in fields.get("unlowered", ()))
-        for key in ("unused_rules", "notes", "unreached_entries", "kernels"):
-            fields[key] = tuple(fields.get(key, ()))
-        return cls(**fields)
-
-
-def _row(data: dict[str, Any]) -> Row:
-    fields = dict(data)
-    fields["reasons"] = tuple(ReasonRow(**reason) for reason in fields.get("reasons", ()))
-    fields["observers"] = tuple(_observer(observer) for observer in fields.get("observers", ()))
-    for key in ("inputs", "fused", "uncounted"):
-        fields[key] = tuple(fields.get(key, ()))
-    return Row(**fields)
-
-
-def _observer(data: dict[str, Any]) -> ObserverRow:
-    return ObserverRow(**{**data, "shared_with": tuple(data["shared_with"])})
+        made: Report = from_plain_data(cls, fields)
+        return made
 
 
 # Failing closed: too little quantized is an error that lists the reasons.

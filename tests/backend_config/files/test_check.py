@@ -9,7 +9,7 @@ from backquant.backend_config.files.located import read_yaml
 
 
 def problems(text: str) -> list[str]:
-    return [str(problem) for problem in structure_problems(read_yaml(text, "x.yaml"), "x.yaml")]
+    return [str(problem) for problem in structure_problems(read_yaml(text, "x.yaml"))]
 
 
 HEAD = "schema_version: 1\nname: x\n"

@@ -53,7 +53,7 @@ def load(
 ) -> BackendConfig:
     text = "schema_version: 1\nname: child\n" + body
     known = Base(base) if base is not None else None
-    return build(read_yaml(text, "x.yaml"), "x.yaml", Resolver(allow), known).config
+    return build(read_yaml(text, "x.yaml"), Resolver(allow), known).config
 
 
 def problems(body: str, base: BackendConfig | None = None) -> list[str]:
@@ -228,8 +228,10 @@ def test_every_problem_is_reported_once_and_in_order():
 
 def test_places_of_entries():
     text = "schema_version: 1\nname: x\nentries:\n- pattern: torch.add\n- pattern: torch.mul\n"
-    loaded = build(read_yaml(text, "x.yaml"), "x.yaml", Resolver())
-    assert {entry: written.pattern.line for entry, written in loaded.places.items()} == {
+    loaded = build(read_yaml(text, "x.yaml"), Resolver())
+    assert {
+        entry: written.tree.line_of(written.pattern) for entry, written in loaded.places.items()
+    } == {
         normal_form(torch.add): 4,
         normal_form(torch.mul): 5,
     }

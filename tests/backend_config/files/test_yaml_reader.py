@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from backquant.backend_config.files.located import plain, plain_scalar, read_yaml
+from backquant.backend_config.files.located import plain_scalar, read_yaml
 from backquant.errors import SpecError
 
 
 def read(text: str) -> object:
-    return plain(read_yaml(text, "x.yaml"))
+    return read_yaml(text, "x.yaml").data
 
 
 def test_values_and_lines():
     tree = read_yaml("a: 1\nb:\n  - c: {d: 2}\n  - x\n", "x.yaml")
-    assert plain(tree) == {"a": 1, "b": [{"c": {"d": 2}}, "x"]}
+    assert tree.data == {"a": 1, "b": [{"c": {"d": 2}}, "x"]}
     assert tree.line_of(("b", 0, "c", "d")) == 3
     assert tree.line_of(("b", 1)) == 4
     assert tree.line_of(("b",)) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,37 @@ def test_formats_and_packages(
         quantized(source, tmp_path / "out")
     snapshot("without-transformers", str(missing.value).replace(str(source), "SOURCE"))
     assert not (tmp_path / "out").exists()
+
+
+def test_wrong_questions(tmp_path: Path, snapshot: Any) -> None:
+    float_folder, served = folder_of("llama", tmp_path), tmp_path / "out"
+    other, narrow = folder_of("gemma", tmp_path), folder_of("llama", tmp_path)
+    quantized(float_folder, served)
+    ids, quiet = torch.ones(1, 9, dtype=torch.int64), backquant.QConfigMapping()
+    [file] = narrow.glob("*.safetensors")
+    turned = {n: t.T.contiguous() if "down" in n else t for n, t in load_file(file).items()}
+    save_file(turned, file)
+    [file] = other.glob("*.safetensors")
+    save_file({"lm_head.weight": torch.ones(4, 4)}, file)
+    wrong: dict[str, Callable[[], Any]] = {
+        "inputs": lambda: backquant.explain(float_folder, ids, backend="torchao"),
+        "capture": lambda: backquant.explain(float_folder, backend="torchao", capture="trace"),
+        "not-of-files": lambda: backquant.explain(float_folder, backend="x86"),
+        "a-request": lambda: backquant.explain(served, backend="torchao", qconfig_mapping=quiet),
+        "data": lambda: backquant.compare(float_folder, served, [ids]),
+        "quantized-twice": lambda: backquant.compare(served, served),
+        "no-layer": lambda: backquant.compare(other, served),
+        "another-shape": lambda: backquant.compare(narrow, served),
+    }
+    for name, call in wrong.items():
+        with pytest.raises(UsageError) as raised:
+            call()
+        snapshot(name, raised.value)
+
+
+def test_a_comparison_without_data(snapshot: Any) -> None:
+    model, batches = nn.Sequential(nn.Linear(4, 4)), [torch.ones(2, 4)]
+    made = backquant.quantize(model, calibration=batches)
+    with pytest.raises(UsageError) as raised:
+        backquant.compare(model, made)  # type: ignore[call-overload]
+    snapshot("comparison-without-data", raised.value)

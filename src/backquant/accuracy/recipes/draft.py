@@ -19,7 +19,7 @@ from backquant.dtypes import ObservedQParams, block_of
 from backquant.graph import GraphEditor, call_before, get_module, rebuilt, set_module, shallow_copy
 from backquant.graph.edit import weighted_part
 from backquant.match.plan import Decision, Outcome, Reason
-from backquant.observe import FixedQParamsObserver, HistogramObserver
+from backquant.observe import FixedQParamsObserver, HistogramObserver, PlaceholderObserver
 from backquant.prepare import PreparedModule, SiteTable, prepared_state, with_state
 from backquant.reason_codes import ReasonCode
 
@@ -67,6 +67,12 @@ class Draft:
     request: ConvertRequest
     changes: Mapping[str, Change] = field(default_factory=dict)
     searched: Mapping[str, ObservedQParams] = field(default_factory=dict)
+
+    @property
+    def only_weights(self) -> bool:
+        """Whether no activation has a scale that was measured."""
+        names = (site.name for site in prepared_state(self.prepared).sites.sites)
+        return all(isinstance(get_module(self.prepared, n), PlaceholderObserver) for n in names)
 
     def settled(self) -> Draft:
         """The draft with the ranges of its histograms searched, so that later conversions need not search

@@ -51,7 +51,8 @@ __all__ = ["STEPS", "Step"]
 # The steps of recipes. Each proposes changes to a draft; those that lower the error of the outputs are kept.
 #
 # No step needs labels. Weights are judged on the inputs that their layer has in the quantized model. In a
-# process group, the ranks divide the layers among themselves.
+# process group, the ranks divide the layers among themselves; in GPTQ, where one waits for the layers before
+# it, all ranks do all.
 
 
 # Layers whose outputs get back, channel by channel, the mean or the variance that they have in the float
@@ -186,6 +187,10 @@ def weight_clipping(draft: Draft, bench: Bench) -> Iterator[Change]:
     the error of the layer's output; of embeddings by the error of their rows. See ``rounding.clipped``.
     """
     yield from _by_layer(draft, bench, _clipped)
+    yield from _clipped_tables(draft, bench)
+
+
+def _clipped_tables(draft: Draft, bench: Bench) -> Iterator[Change]:
     tables = list(tables_of(draft.twin()))[bench.ranks.rank :: bench.ranks.size]
     own = [_clipped(table, None) for table in tables]
     yield from filter(None, in_turn(bench.ranks, "clipping embeddings", own))
@@ -225,15 +230,45 @@ def _share(layer: Layer, hessian: Tensor | None) -> Tensor:
 
 def gptq_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
     """Weights rounded by GPTQ; see ``rounding.gptq``. Rows with which rounding to nearest has the smaller
-    error are rounded to nearest.
+    error are rounded to nearest. In the order of the graph: a layer reads what the layers before it give as
+    they are rounded by then. All ranks do the same.
     """
-    return _by_layer(draft, bench, _by_gptq)
+    return _rounded_in_order(draft, bench, _by_gptq)
+
+
+def clipped_gptq(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """``weight_clipping`` and ``gptq_weights`` in one pass: the scales, too, are chosen by what a layer reads
+    when the layers before it are rounded."""
+    yield from _rounded_in_order(draft, bench, _by_clipped_gptq)
+    yield from _clipped_tables(draft, bench)
+
+
+def _rounded_in_order(
+    draft: Draft, bench: Bench, rounded: Callable[[Layer, Tensor], Change]
+) -> Iterator[Change]:
+    corrected = _corrected(draft)
+    for layer, read in _in_order(draft, bench):
+        change = rounded(layer, read.gram)
+        if layer.path in corrected:
+            change = _with_bias(layer, change, read.means)
+            assert change.bias is not None
+            _set_bias(layer, change.bias)
+        layer.reference._store_weight(change.weight, change.qparams)
+        bench.ranks.alive()
+        yield change
 
 
 def _by_gptq(layer: Layer, hessian: Tensor) -> Change:
     weight, grid = columns(layer.weight, layer.groups), layer.grid()
     made = gptq(weight, hessian, grid)
     return _rounding(layer, better_rows(weight, hessian, grid.nearest(weight), made))
+
+
+def _by_clipped_gptq(layer: Layer, hessian: Tensor) -> Change:
+    narrow = _clipped(layer, hessian)
+    if narrow is not None and narrow.qparams is not None:
+        layer.reference.weight_scale = narrow.qparams["scale"]
+    return _by_gptq(layer, hessian)
 
 
 def adaround_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
@@ -258,7 +293,7 @@ def _by_layer(
 ) -> Iterator[Change]:
     """What becomes of each layer: rank r of n sees to every n-th from r on. A bias that was corrected for
     other integers is wrong for the new ones: it takes back the mean error of these instead."""
-    corrected = {place for place, one in draft.changes.items() if one.bias is not None}
+    corrected = _corrected(draft)
     own = []
     for layer, read in _judged(draft, bench):
         change = changed(layer, read.gram)
@@ -270,6 +305,11 @@ def _by_layer(
     return (change for change in every if change is not None)
 
 
+def _corrected(draft: Draft) -> set[str]:
+    """The layers whose bias was corrected."""
+    return {place for place, one in draft.changes.items() if one.bias is not None}
+
+
 def _with_bias(layer: Layer, change: Change, means: Tensor) -> Change:
     made = change.weight
     if made is None:
@@ -279,6 +319,28 @@ def _with_bias(layer: Layer, change: Change, means: Tensor) -> Change:
     error = mean_error(made - layer.weight, means, layer.groups)
     bias = torch.zeros_like(error) if layer.float_part.bias is None else layer.float_part.bias
     return replace(change, bias=(bias.detach() - error).to(layer.weight.dtype))
+
+
+def _in_order(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Read]]:
+    """Each layer, in the order of the graph, with what it reads in a model whose layers before it are as they
+    were left. Walks over the batches wait at each layer for the others; see ``_spread``."""
+    twin, most = draft.twin(), bench.most_inputs
+    original = dict(draft.prepared.named_modules())
+    every = [each for each in layers_of(twin) if most is None or each.inputs <= most]
+    readers = {node.name: layer for layer in every for node in layer.nodes}
+    batches = _spread(bench, twin, every)
+    reads = {layer.path: Read.over(layer, len(batches)) for layer in every}
+    walks = list(bench.walks(twin, lambda _: True, batches))
+    for position, node in enumerate(twin.nodes):
+        layer = readers.get(node.name)
+        if layer is None:
+            continue
+        for walk in walks:
+            walk.to(position)
+            reads[layer.path].add(layer, input_of(walk, node))
+        if node is layer.nodes[-1]:
+            own = replace(layer, float_part=weighted_part(original[layer.path]))
+            yield own, reads.pop(layer.path).mean()
 
 
 def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Read]]:
@@ -328,6 +390,7 @@ STEPS: dict[str, Step] = {
     "ranges": ranges,
     "weight-clipping": weight_clipping,
     "gptq": gptq_weights,
+    "clipped-gptq": clipped_gptq,
     "adaround": adaround_weights,
     "blocks": blocks,
     "distillation": distillation,
@@ -494,8 +557,8 @@ def followed(
     """
     draft = draft.settled()
     bench = Bench(draft, batches, ranks, recipe.most_inputs, recipe.samples)
-    losses, results = bench.losses(draft), []
-    for position, name in enumerate(recipe.steps):
+    losses, results, steps = bench.losses(draft), [], _steps_for(recipe, draft)
+    for position, name in enumerate(steps):
         before, start = losses.total, time.monotonic()
         with torch.no_grad():
             own = list(STEPS[name](draft, bench))
@@ -507,5 +570,16 @@ def followed(
             StepResult(name, decibels(before), decibels(losses.total), kept, len(changes), seconds)
         )
         if told is not None:
-            told(position + 1, len(recipe.steps))
+            told(position + 1, len(steps))
     return draft, tuple(results)
+
+
+def _steps_for(recipe: Recipe, draft: Draft) -> tuple[str, ...]:
+    """Where only weights are quantized, clipping and then GPTQ are one step, one pass over the data."""
+    steps: list[str] = []
+    for step in recipe.steps:
+        if step == "gptq" and steps[-1:] == ["weight-clipping"] and draft.only_weights:
+            steps[-1] = "clipped-gptq"
+        else:
+            steps.append(step)
+    return tuple(steps)

@@ -7,11 +7,9 @@ True
 
 from __future__ import annotations
 
-import os
-
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.files.check import json_schema
-from backquant.backend_config.files.findings import check_file
+from backquant.backend_config.files.findings import check_file, findings_in
 from backquant.backend_config.files.store import (
     Format,
     dumps,
@@ -26,8 +24,8 @@ __all__ = [
     "SpecFileError",
     "check_file",
     "dumps",
+    "findings_in",
     "json_schema",
-    "load_file",
     "load_with_places",
     "loads",
     "save_file",
@@ -45,8 +43,3 @@ def loads(
     'mine'
     """
     return BackendConfig.of(read_text(text, format, file=file, allow=allow).config)
-
-
-def load_file(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> BackendConfig:
-    """``BackendConfig.load``."""
-    return BackendConfig.load(path, allow=allow)

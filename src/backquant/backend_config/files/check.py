@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from backquant.backend_config.declared import Declared, declared, layouts_of
 from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig
-from backquant.backend_config.files.located import Located, fail, field_name, plain
+from backquant.backend_config.files.located import Located, Mapping, field_name
 from backquant.backend_config.import_paths import MOST_TOLD, Problem
 from backquant.backend_config.kinds import Nested, Several
 from backquant.backend_config.layout import (
@@ -89,67 +88,63 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def structure_problems(tree: Located, file: str) -> list[Problem]:
+def structure_problems(tree: Located) -> list[Problem]:
     """What of ``tree`` is not laid out as a spec file; empty when the structure is sound.
 
-    >>> tree = Located({"schema_version": Located(1, 1), "nmae": Located("x", 2)}, 1, {"nmae": 2})
-    >>> for problem in structure_problems(tree, "x.yaml"): print(problem)
+    >>> from backquant.backend_config.files.located import read_yaml
+    >>> for problem in structure_problems(read_yaml("schema_version: 1\\nnmae: x", "x.yaml")): print(problem)
     x.yaml:1: name: this field is missing
     x.yaml:2: nmae: unknown field; did you mean "name"?
     """
-    value = plain(tree)
-    if not isinstance(value, dict):
-        return [Problem(file, tree.line, "", "a spec file holds a mapping", "schema_version: 1")]
+    if not isinstance(tree.data, dict):
+        return [tree.problem((), "a spec file holds a mapping", "schema_version: 1")]
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(tree.data, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        return [Problem(file, tree.line, "", f"holds what is no text: {error.reason}", "")]
-    found = [_problem(wrong, tree, file) for wrong in wrong_in(value, file_layout())[:MOST_TOLD]]
+        return [tree.problem((), f"holds what is no text: {error.reason}")]
+    found = [_problem(wrong, tree) for wrong in wrong_in(tree.data, file_layout())[:MOST_TOLD]]
     # on one line a misspelt field comes before the field that is missing because of it
     return sorted(dict.fromkeys(found), key=lambda it: (it.line or 0, it.message == MISSING))
 
 
-def _problem(wrong: Wrong, tree: Located, file: str) -> Problem:
-    path, message, fix = tree.known_path(wrong.path), wrong.message, wrong.fix
-    if path == ("schema_version",) and message != MISSING:
-        given = tree.at(path).value
+def _problem(wrong: Wrong, tree: Located) -> Problem:
+    message, fix = wrong.message, wrong.fix
+    if wrong.path == ("schema_version",) and message != MISSING:
+        given = tree.data["schema_version"]
         whole = type(given) is int
         said = repr(given if whole else str(given))
         message = f"this version of backquant reads schema_version {SCHEMA_VERSION}, not {said}"
         fix = "upgrade backquant" if whole else f"schema_version: {SCHEMA_VERSION}"
-    return Problem(file, tree.line_of(path), field_name(path), message, fix)
+    return tree.problem(wrong.path, message, fix)
 
 
-def with_current_names(
-    tree: Located, file: str, cls: type = Description, path: Path = ()
-) -> Located:
-    """``tree``, sound in structure, with current names; warns of each earlier one, with file and line.
+def take_current_names(
+    tree: Located, cls: type = Description, data: Any = None, path: Path = ()
+) -> None:
+    """Give the keys of ``tree``, sound in structure, their current names; warn of each earlier one, with file
+    and line.
 
     Raises ``SpecError`` (SpecFileError) where a record has both names, and they differ.
     """
+    data = tree.data if data is None else data
     for field in declared(cls):
-        if field.earlier in tree.value:
-            tree = _renamed(tree, field, (*path, field.earlier), file)
-        below = tree.value.get(field.name)
-        if below is None or below.value is None:
+        if field.earlier in data:
+            _rename(tree, data, field, (*path, field.earlier))
+        below = data.get(field.name)
+        if below is None:
             continue
         if isinstance(field.kind, Nested):
-            inside = with_current_names(below, file, field.kind.record, (*path, field.name))
-            tree.value[field.name] = inside
+            take_current_names(tree, field.kind.record, below, (*path, field.name))
         elif isinstance(field.kind, Several):
-            for index, item in enumerate(below.value):
-                place = (*path, field.name, index)
-                below.value[index] = with_current_names(item, file, field.kind.record, place)
-    return tree
+            for index, item in enumerate(below):
+                take_current_names(tree, field.kind.record, item, (*path, field.name, index))
 
 
-def _renamed(record: Located, field: Declared, path: Path, file: str) -> Located:
-    values, lines = dict(record.value), dict(record.key_lines)
-    value, line = values.pop(field.earlier), lines.pop(field.earlier)
-    if field.name in values and plain(values[field.name]) != plain(value):
+def _rename(tree: Located, record: Mapping, field: Declared, path: Path) -> None:
+    told = f"{tree.file}:{tree.line_of(path)}: {field_name(path)} is called {field.name!r} now"
+    if field.name in record and record[field.name] != record[field.earlier]:
         message = f"{field.earlier!r} and {field.name!r} are two names of one field, and differ"
-        raise fail(file, line, path, message, f"keep {field.name!r} only")
-    told = f"{file}:{line}: {field_name(path)} is called {field.name!r} now"
+        raise tree.fail(path, message, f"keep {field.name!r} only")
     warnings.warn(told, DeprecationWarning, stacklevel=2)
-    values, lines = {field.name: value, **values}, {field.name: line, **lines}
-    return replace(record, value=values, key_lines=lines)
+    for values in (record, record.lines):
+        values[field.name] = values.pop(field.earlier)

@@ -38,14 +38,18 @@ def check_file(
             Finding("error", "file", problem.place, problem.message, problem.fix)
             for problem in error.problems
         ]
-    return _located(findings_of(BackendConfig.of(loaded.config)), loaded)
+    return findings_in(loaded, findings_of)
 
 
-def _located(findings: list[Finding], loaded: Base) -> list[Finding]:
-    """The findings with file, line and field; what is said of one place for several patterns stands once."""
+def findings_in(
+    loaded: Base, findings_of: Callable[[BackendConfig], list[Finding]]
+) -> list[Finding]:
+    """The findings about what was loaded, with file, line and field; what is said of one place for several
+    patterns stands once.
+    """
     patterns = list(loaded.config.shared_entries)
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
+    for finding in findings_of(BackendConfig.of(loaded.config)):
         written = None if finding.entry is None else loaded.places.get(patterns[finding.entry])
         place = written.place(finding.field) if written else loaded.head(finding.place)
         key = (place or finding.place, finding.severity, finding.rule, finding.message, finding.fix)

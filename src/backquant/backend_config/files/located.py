@@ -1,15 +1,16 @@
-"""Values that remember their line, and YAML and JSON read to them.
+"""The data of a file with the line of each value, and YAML and JSON read to it.
 
-A ``Located`` holds a scalar, a list of ``Located``, or a dict from str to ``Located``.
+Data are scalars, and ``Mapping`` and ``Listing``: a dict and a list that know their lines.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -21,48 +22,93 @@ MAX_DEPTH = 60  # a spec nests about eight deep; deeper input is an attack or a 
 MAX_VALUES = 50_000  # aliases may repeat a value; a file may not expand without bound
 
 
+class Mapping(dict[str, Any]):
+    """A mapping of a file, whose ``lines`` are those of its keys.
+
+    ``size``: how many values there are, itself and those within; ``height``: how deep these nest.
+    """
+
+    size, height = 1, 0
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+        self.lines: dict[Any, int] = {}
+
+
+class Listing(list[Any]):
+    """A list of a file, whose ``lines`` are those of its items."""
+
+    size, height = 1, 0
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+        self.lines: list[int] = []
+
+
+Collection: TypeAlias = Mapping | Listing
+
+
 @dataclass(frozen=True)
 class Located:
-    """One value of a file. ``key_lines`` has the line of each key when the value is a mapping."""
+    """What a file holds. ``line``: where that begins."""
 
-    value: Any
-    line: int
-    key_lines: dict[str, int] = field(default_factory=dict)
+    file: str
+    data: Any
+    line: int = 1
 
-    def at(self, path: Iterable[str | int]) -> Located:
+    def at(self, path: Path) -> Any:
         """The deepest value on ``path`` that exists; parts that lead nowhere are skipped.
 
-        >>> tree = Located({"a": Located([Located(1, 2)], 2)}, 1)
-        >>> tree.at(("a", 0, "int")).line
+        >>> read_yaml("a: [2]", "x.yaml").at(("a", 0, "int"))
         2
         """
-        here = self
+        here = self.data
         for part in path:
-            value = here.value
-            in_list = isinstance(value, list) and isinstance(part, int) and 0 <= part < len(value)
-            if in_list or (isinstance(value, dict) and part in value):
-                here = value[part]
+            here = here[part] if _has(here, part) else here
         return here
 
     def line_of(self, path: Path) -> int:
-        """The line of a value, or of the key itself when the last part is a key."""
-        parent = self.at(path[:-1])
-        if path and isinstance(parent.value, dict) and path[-1] in parent.key_lines:
-            return parent.key_lines[str(path[-1])]
-        return self.at(path).line
+        """The line of a key or an item; of what is not there, of the value that it is missing in."""
+        here, line = self.data, self.line
+        for part in path:
+            if _has(here, part):
+                here, line = here[part], here.lines[part]
+            else:
+                line = getattr(here, "line", line)
+        return line
 
     def known_path(self, path: Path) -> Path:
         """``path`` without the parts that are not in the file (but with a missing last one)."""
         kept: list[str | int] = []
-        here = self
+        here = self.data
         for part in path:
-            below = here.at((part,))
-            if below is not here:
+            if _has(here, part):
                 kept.append(part)
-            here = below
-        if path and (not kept or kept[-1] != path[-1]) and isinstance(here.value, dict):
+                here = here[part]
+        if path and (not kept or kept[-1] != path[-1]) and isinstance(here, dict):
             kept.append(path[-1])
         return tuple(kept)
+
+    def place(self, path: Path) -> str:
+        """``file:line: field``; the line of what is left out is that of what it is missing in."""
+        left_out = path and isinstance(path[-1], str) and not _has(self.at(path[:-1]), path[-1])
+        line = self.line_of(path[:-1] if left_out else path)
+        return f"{self.file}:{line}: {field_name(path)}"
+
+    def problem(self, path: Path, message: str, fix: str = "") -> Problem:
+        """What is wrong with the value that ``path`` leads to."""
+        known = self.known_path(path)
+        return Problem(self.file, self.line_of(known), field_name(known), message, fix)
+
+    def fail(self, path: Path, message: str, fix: str = "") -> SpecFileError:
+        """The error for one problem (to be raised by the caller)."""
+        return SpecFileError([self.problem(path, message, fix)])
+
+
+def _has(here: Any, part: str | int) -> bool:
+    if isinstance(part, int):
+        return isinstance(here, list) and 0 <= part < len(here)
+    return isinstance(here, dict) and part in here
 
 
 def field_name(path: Path) -> str:
@@ -77,23 +123,20 @@ def field_name(path: Path) -> str:
     return text
 
 
-def fail(file: str, line: int | None, path: Path, message: str, fix: str = "") -> SpecFileError:
-    """The error for one problem at one place (to be raised by the caller)."""
-    return SpecFileError([Problem(file, line, field_name(path), message, fix)])
+def fail(
+    file: str, line: int | None, message: str, fix: str = "", field: str = ""
+) -> SpecFileError:
+    """The error for one problem of a file that is still read (to be raised by the caller)."""
+    return SpecFileError([Problem(file, line, field, message, fix)])
 
 
-def plain(tree: Located) -> Any:
-    """The value without its lines.
+def _too_deep(file: str, line: int | None) -> SpecFileError:
+    return fail(file, line, f"nested deeper than {MAX_DEPTH} levels")
 
-    >>> plain(Located({"a": Located([Located(1, 2)], 2)}, 1))
-    {'a': [1]}
-    """
-    value = tree.value
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return value
+
+def _twice(file: str, key: str, line: int, known: Mapping) -> SpecFileError:
+    message = f"the key {quoted(key)} appears twice (first on line {known.lines[key]})"
+    return fail(file, line, message, "remove one of the two", key)
 
 
 # JSON text to located values. Duplicate keys are errors, as are NaN and Infinity (not JSON).
@@ -111,7 +154,7 @@ class _Refused(str):
 def read_json(text: str, file: str) -> Located:
     """Parse JSON text. ``file`` names it in errors. Raises SpecFileError (a SpecError).
 
-    >>> read_json('{"a": 1,\\n "b": [2]}', "a.json").key_lines
+    >>> read_json('{"a": 1,\\n "b": [2]}', "a.json").data.lines
     {'a': 1, 'b': 2}
     """
     text = text.removeprefix("\ufeff")
@@ -120,10 +163,12 @@ def read_json(text: str, file: str) -> Located:
             text, object_pairs_hook=tuple, parse_int=_whole, parse_constant=_no_number
         )
     except json.JSONDecodeError as error:
-        raise fail(file, error.lineno, (), f"not valid JSON: {error.msg}") from None
+        raise fail(file, error.lineno, f"not valid JSON: {error.msg}") from None
     except RecursionError:
-        raise fail(file, None, (), f"nested deeper than {MAX_DEPTH} levels") from None
-    return _located(tree, _lines(text), file, 0)
+        raise _too_deep(file, None) from None
+    lines = _lines(text)
+    first = next(lines)
+    return Located(file, _located(tree, first, lines, file, 0), first)
 
 
 def _whole(digits: str) -> Any:
@@ -146,26 +191,28 @@ def _lines(text: str) -> Iterator[int]:
             yield line
 
 
-def _located(value: Any, lines: Iterator[int], file: str, depth: int) -> Located:
-    """``value``, whose mappings are tuples of pairs, with the next of ``lines``."""
-    line = next(lines)
+def _located(value: Any, line: int, lines: Iterator[int], file: str, depth: int) -> Any:
+    """``value``, whose mappings are tuples of pairs, with its line and the next of ``lines``."""
     if depth > MAX_DEPTH:
-        raise fail(file, line, (), f"nested deeper than {MAX_DEPTH} levels")
+        raise _too_deep(file, line)
     if isinstance(value, _Refused):
-        raise fail(file, line, (), f"not valid JSON: {value}")
+        raise fail(file, line, f"not valid JSON: {value}")
     if isinstance(value, list):
-        return Located([_located(item, lines, file, depth + 1) for item in value], line)
+        items = Listing(line)
+        for item in value:
+            items.lines.append(next(lines))
+            items.append(_located(item, items.lines[-1], lines, file, depth + 1))
+        return items
     if not isinstance(value, tuple):
-        return Located(value, line)
-    values: dict[str, Located] = {}
-    key_lines: dict[str, int] = {}
+        return value
+    fields = Mapping(line)
     for key, item in value:
         at = next(lines)
-        if key in values:
-            raise _twice(file, key, at, key_lines[key])
-        key_lines[key] = at
-        values[key] = _located(item, lines, file, depth + 1)
-    return Located(values, line, key_lines)
+        if key in fields:
+            raise _twice(file, key, at, fields)
+        fields.lines[key] = at
+        fields[key] = _located(item, next(lines), lines, file, depth + 1)
+    return fields
 
 
 # YAML text to located values.
@@ -185,7 +232,7 @@ _MOST_PLAIN_DIGITS = 40
 def read_yaml(text: str, file: str) -> Located:
     """Parse YAML text. ``file`` names it in errors. Raises SpecFileError (a SpecError).
 
-    >>> read_yaml("name: a\\nentries: []", "a.yaml").key_lines
+    >>> read_yaml("name: a\\nentries: []", "a.yaml").data.lines
     {'name': 1, 'entries': 2}
     """
     try:
@@ -194,14 +241,14 @@ def read_yaml(text: str, file: str) -> Located:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         message = " ".join(part for part in (error.context, error.problem) if part)
-        raise fail(file, line, (), f"not valid YAML: {message}") from None
+        raise fail(file, line, f"not valid YAML: {message}") from None
     except yaml.YAMLError as error:
         first = str(error).splitlines()[0]
-        raise fail(file, None, (), f"not valid YAML: {first}") from None
+        raise fail(file, None, f"not valid YAML: {first}") from None
     except (OverflowError, ValueError) as error:
         if isinstance(error, SpecFileError):
             raise
-        raise fail(file, None, (), f"not valid YAML: {error}") from None  # "\\UFFFFFFFF"
+        raise fail(file, None, f"not valid YAML: {error}") from None  # "\\UFFFFFFFF"
 
 
 def _events(text: str) -> Iterator[Any]:
@@ -222,96 +269,121 @@ def _events(text: str) -> Iterator[Any]:
 
 
 class _YamlReader:
-    """One file being read. ``count``: how many values it has expanded to; ``deepest``: how deep."""
+    """One file being read: the collections that are open, and how many values it has expanded to."""
 
     def __init__(self, events: Iterator[Any], file: str) -> None:
         self.events = events
         self.file = file
-        self.count = self.deepest = 0
-        self.anchored: dict[str, tuple[Located, int, int] | None] = {}  # None: being read
+        self.count = 0
+        self.open: list[Collection] = []
+        self.anchored: dict[str, Any] = {}
+        self.scalar = functools.cache(plain_scalar)
 
     def document(self) -> Located:
         next(self.events)
         if isinstance(next(self.events), yaml.StreamEndEvent):
-            raise fail(self.file, 1, (), "the file is empty", "start with: schema_version: 1")
-        found = self.value(next(self.events), 0)
-        next(self.events)
+            raise fail(self.file, 1, "the file is empty", "start with: schema_version: 1")
+        [whole], [line] = self.values()
         more = next(self.events)
         if not isinstance(more, yaml.StreamEndEvent):
             problem = "expected a single document in the stream but found another document"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=more.start_mark)
-        return found
+        return Located(self.file, whole, line)
 
-    def value(self, event: Any, depth: int) -> Located:
-        line = event.start_mark.line + 1
-        self.count += 1
-        if depth > self.deepest or self.count > MAX_VALUES:
-            self.check_size(line, depth)
+    def values(self) -> tuple[list[Any], list[int]]:
+        """The values up to the end of the document, which is one, and their lines."""
+        whole = Listing(1)
+        here: Any = whole
+        self.open.append(whole)
+        key: str | None = None  # of the value that comes, in a mapping
+        for event in self.events:
+            if isinstance(event, yaml.CollectionEndEvent):
+                here = self.close()
+                continue
+            if isinstance(event, yaml.DocumentEndEvent):
+                break
+            value: Any
+            line = event.start_mark.line + 1
+            if key is None and type(here) is Mapping:
+                key = self.key(event, here, line)
+                continue
+            if type(event) is yaml.ScalarEvent and not event.anchor and not event.tag:
+                value = event.value if event.style else self.scalar(event.value)
+                self.count += 1
+            else:
+                value = self.value(event, line)
+            if self.count > MAX_VALUES or len(self.open) > MAX_DEPTH + 1:
+                raise self.too_large(line)
+            if key is None:
+                here.append(value)
+                here.lines.append(line)
+            else:
+                here[key], key = value, None
+            if isinstance(event, yaml.CollectionStartEvent):
+                self.open.append(here := value)
+        return whole, whole.lines
+
+    def close(self) -> Collection:
+        """The collection around the one that ends."""
+        ended, around = self.open.pop(), self.open[-1]
+        ended.size += len(ended)
+        _hold(around, ended)
+        return around
+
+    def key(self, event: Any, mapping: Mapping, line: int) -> str:
+        if not isinstance(event, yaml.ScalarEvent):
+            raise fail(self.file, line, "a key must be a plain word")
+        key: str = event.value
+        if event.anchor:
+            self.anchored[event.anchor] = plain_scalar(key)
+        if key in mapping:
+            raise _twice(self.file, key, line, mapping)
+        mapping.lines[key] = line
+        return key
+
+    def value(self, event: Any, line: int) -> Any:
+        """What is no plain scalar: a collection that begins, an alias, what has an anchor or a tag."""
         if isinstance(event, yaml.AliasEvent):
-            return self.alias(event, depth)
+            return self.alias(event, line)
         if event.tag and event.tag != f"tag:yaml.org,2002:{_TAGS[type(event)]}":
             message = f"the tag {event.tag!r} is not supported"
-            raise fail(self.file, line, (), message, "write plain values; no object is created")
-        if event.anchor:
-            return self.anchor(event, depth)
+            raise fail(self.file, line, message, "write plain values; no object is created")
+        self.count += 1
         if isinstance(event, yaml.ScalarEvent):
-            return Located(event.value if event.style else plain_scalar(event.value), line)
-        return self.collection(event, line, depth)
-
-    def check_size(self, line: int, depth: int) -> None:
-        self.deepest = max(self.deepest, depth)
-        if depth > MAX_DEPTH:
-            raise fail(self.file, line, (), f"nested deeper than {MAX_DEPTH} levels")
-        if self.count > MAX_VALUES:
-            raise fail(self.file, line, (), f"more than {MAX_VALUES} values (through aliases?)")
-
-    def collection(self, event: Any, line: int, depth: int) -> Located:
-        if isinstance(event, yaml.MappingStartEvent):
-            return self.mapping(line, depth)
-        items = []
-        while not isinstance(item := next(self.events), yaml.SequenceEndEvent):
-            items.append(self.value(item, depth + 1))
-        return Located(items, line)
-
-    def anchor(self, event: Any, depth: int) -> Located:
-        name, event.anchor = event.anchor, None
-        if name in self.anchored:
-            problem = f"found duplicate anchor {name!r}"
+            value = event.value if event.style else self.scalar(event.value)
+        else:
+            value = Mapping(line) if isinstance(event, yaml.MappingStartEvent) else Listing(line)
+        if event.anchor in self.anchored:
+            problem = f"found duplicate anchor {event.anchor!r}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        self.anchored[name] = None
-        around, self.deepest = self.deepest, depth
-        self.count -= 1
-        before = self.count
-        found = self.value(event, depth)
-        self.anchored[name] = found, self.count - before - 1, self.deepest - depth
-        self.deepest = max(self.deepest, around)
-        return found
+        if event.anchor:
+            self.anchored[event.anchor] = value
+        return value
 
-    def alias(self, event: Any, depth: int) -> Located:
+    def alias(self, event: Any, line: int) -> Any:
         if event.anchor not in self.anchored:
             problem = f"found undefined alias {event.anchor!r}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        found, size, height = self.anchored[event.anchor] or (None, 0, MAX_DEPTH + 1)
-        self.count += size
-        self.check_size(event.start_mark.line + 1, depth + height)
-        assert found is not None  # else it holds itself, which is too deep
-        return found
+        value = self.anchored[event.anchor]
+        self.count += 1
+        if isinstance(value, Collection):
+            holds_itself = any(each is value for each in self.open)
+            if holds_itself or len(self.open) + value.height > MAX_DEPTH:
+                raise _too_deep(self.file, line)
+            self.count += value.size - 1
+            _hold(self.open[-1], value)
+        return value
 
-    def mapping(self, line: int, depth: int) -> Located:
-        values: dict[str, Located] = {}
-        key_lines: dict[str, int] = {}
-        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
-            key_line = event.start_mark.line + 1
-            if not isinstance(event, yaml.ScalarEvent):
-                raise fail(self.file, key_line, (), "a key must be a plain word")
-            key = event.value
-            if event.anchor:
-                self.anchored[event.anchor] = Located(plain_scalar(key), key_line), 0, 0
-            if key in values:
-                raise _twice(self.file, key, key_line, key_lines[key])
-            key_lines[key] = key_line
-            values[key] = self.value(next(self.events), depth + 1)
-        return Located(values, line, key_lines)
+    def too_large(self, line: int) -> SpecFileError:
+        if self.count <= MAX_VALUES:
+            return _too_deep(self.file, line)
+        return fail(self.file, line, f"more than {MAX_VALUES} values (through aliases?)")
+
+
+def _hold(outer: Collection, inner: Collection) -> None:
+    """``outer``, whose own items are counted when it ends, holds ``inner``."""
+    outer.size += inner.size - 1
+    outer.height = max(outer.height, inner.height + 1)
 
 
 def plain_scalar(text: str) -> Any:
@@ -334,8 +406,3 @@ def plain_scalar(text: str) -> Any:
         if _FLOAT.match(text):
             return float(text)
     return text
-
-
-def _twice(file: str, key: str, line: int, first: int) -> SpecFileError:
-    message = f"the key {quoted(key)} appears twice (first on line {first})"
-    return fail(file, line, (key,), message, "remove one of the two")

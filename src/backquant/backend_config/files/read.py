@@ -9,15 +9,17 @@ fuser's arguments and names the ports. Other entries are appended in file order.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
-from backquant.backend_config.conditions import check_names, condition_from, quantities_of
+from backquant.backend_config.conditions import check_names
 from backquant.backend_config.declared import declared
 from backquant.backend_config.description import Description
 from backquant.backend_config.dtypes import DTypeConfig
-from backquant.backend_config.files.located import Located, field_name, plain
+from backquant.backend_config.files.located import Located, field_name
 from backquant.backend_config.import_paths import (
     MOST_TOLD,
     Problem,
@@ -28,9 +30,9 @@ from backquant.backend_config.import_paths import (
 )
 from backquant.backend_config.layout import Path
 from backquant.backend_config.naming import operator_records
-from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
+from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.spelling import at_path, condition_at, pattern_data, pattern_from
+from backquant.backend_config.spelling import at_path, condition_at, is_condition, pattern_from
 from backquant.errors import SpecError, did_you_mean, quoted
 
 __all__ = ["Base", "build"]
@@ -40,7 +42,7 @@ Value = TypeVar("Value")
 # Fields that refer to the spelling of the pattern: its order, its form, its names.
 _RESPELL = frozenset({"fuser_method", "ports", "root_node_getter", "extra_inputs_getter"})
 _SUBJECTS = ("pattern", "patterns", "operators")
-_OF_RECORDS = (*_SUBJECTS, "dtype_configs")
+_CONFIGS = ("dtype_configs", "add_dtype_configs")
 _ENTRY = {field.name: field for field in declared(BackendPatternConfig)}
 
 
@@ -51,7 +53,7 @@ class Base:
         self,
         config: Description,
         places: dict[NormalPattern, Written] | None = None,
-        file: Spot | None = None,
+        file: Located | None = None,
     ) -> None:
         self.config = config
         self.places = places or {}
@@ -59,64 +61,67 @@ class Base:
 
     def head(self, field: str) -> str:
         """Where a field of the file itself stands; empty where it has none of this name."""
-        known = self.file is not None and field in self.file.tree.key_lines
-        return self.file.at((field,)).place() if self.file is not None and known else ""
+        known = self.file is not None and field in self.file.data
+        return self.file.place((field,)) if self.file is not None and known else ""
 
 
-def build(tree: Located, file: str, resolver: Resolver, base: Base | None = None) -> Base:
+def build(tree: Located, resolver: Resolver, base: Base | None = None) -> Base:
     """The description that a structurally sound ``tree`` holds, with the places of its entries.
 
     Raises SpecFileError with all problems: names that do not resolve, unknown dtype configs, patterns
     that stand twice, removals of what is not there.
     """
-    builder = _Builder(tree, file, resolver, base)
+    builder = _Builder(tree, resolver, base)
     result = builder.run()
     if builder.problems:
         raise SpecFileError(sorted(builder.problems, key=lambda problem: problem.line or 0))
     return result
 
 
+@dataclass(frozen=True)
+class _Fields:
+    """One entry of the file: its place, those of its dtype configs and conditions, and the values of its
+    fields, which are read once for all of its patterns."""
+
+    start: Path
+    values: dict[str, Any]
+    configs: list[tuple[Located, Path]]
+    conditions: list[Path]
+
+
 class _Builder:
     """One file being built. Problems are collected, so that all are reported at once."""
 
-    def __init__(self, tree: Located, file: str, resolver: Resolver, base: Base | None) -> None:
+    def __init__(self, tree: Located, resolver: Resolver, base: Base | None) -> None:
         self.tree = tree
-        self.data: dict[str, Any] = plain(tree)
-        self.file = file
+        self.data: dict[str, Any] = tree.data
         self.resolver = resolver
         self.base = base
         self.problems: list[Problem] = []
         self.named: dict[str, DTypeConfig] = {}
-        self.entries: dict[NormalPattern, BackendPatternConfig] = {}
-        self.places: dict[NormalPattern, Written] = {}
+        self.entries = dict(base.config.shared_entries) if base else {}
+        self.places = dict(base.places) if base else {}
         # what names of operators need besides their own entries, where no other entry is for it
-        self.needed: list[tuple[BackendPatternConfig, dict[str, Any], Path]] = []
+        self.needed: list[tuple[BackendPatternConfig, _Fields, Path]] = []
 
     def run(self) -> Base:
-        if self.base is not None:
-            base = self.base.config.shared_entries
-            self.entries = {pattern: entry.copy() for pattern, entry in base.items()}
-            self.places = dict(self.base.places)
         for name, data in self.data.get("dtype_configs", {}).items():
             place: Path = ("dtype_configs", name)
             named = self.attempt(place, DTypeConfig.read, data, self.resolver)
             self.named[name] = named if named is not None else DTypeConfig()
         self.remove()
-        seen: dict[NormalPattern, Path] = {}
         for index, entry in enumerate(self.data.get("entries", [])):
-            start = ("entries", index)
-            for pattern, path in self.patterns(entry, start):
-                self.entry(pattern, entry, path, seen)
-            for made, path in self.described(entry, start):
-                self.entry(pattern_data(made.pattern), entry, path, seen, made)
-        for made, entry, path in self.needed:
+            fields = self.fields(entry, ("entries", index))
+            for data, path in self.patterns(entry, fields.start):
+                if (made := self.attempt(path, self.of_pattern, data)) is not None:
+                    self.entry(made, fields, path)
+            for at, name in enumerate(entry.get("operators") or ()):
+                self.described(name, fields, (*fields.start, "operators", at))
+        for made, fields, path in self.needed:
             if made.normal_pattern not in self.entries:
-                self.entry(pattern_data(made.pattern), entry, path, seen, made)
-        config = self.attempt(("name",), self.head)
-        for entry in self.entries.values():
-            if config is not None:
-                config.set_backend_pattern_config(entry)
-        return Base(config or Description(), self.places, Spot(self.file, self.tree, ()))
+                self.entry(made, fields, path)
+        config = self.attempt(("name",), self.head) or Description()
+        return Base(config.adopt(self.entries), self.places, self.tree)
 
     def head(self) -> Description:
         """The fields of the backend itself: those of the file, else those that it inherits."""
@@ -134,8 +139,7 @@ class _Builder:
         return config
 
     def problem(self, path: Path, message: str, fix: str = "") -> None:
-        place = self.tree.known_path(path)
-        found = Problem(self.file, self.tree.line_of(place), field_name(place), message, fix)
+        found = self.tree.problem(path, message, fix)
         same = (found.line, found.field, fix)
         if fix and any((other.line, other.field, other.fix) == same for other in self.problems):
             return  # what is said of one spelling of an operator is not repeated for the others
@@ -150,8 +154,7 @@ class _Builder:
         except SpellingError as problem:
             self.problem((*path, *problem.path), problem.what, problem.fix)
         except SpecError as error:
-            named = named_in_configs(self.tree, path, error.where)
-            self.problem(named or path, error.what, error.fix)
+            self.problem(path, error.what, error.fix)
         return None
 
     # -- patterns --------------------------------------------------------------------------------
@@ -168,119 +171,111 @@ class _Builder:
             return [(single, (*path, "pattern"))]
         return [(item, (*path, "patterns", index)) for index, item in enumerate(several)]
 
-    def described(
-        self, entry: dict[str, Any], path: Path
-    ) -> list[tuple[BackendPatternConfig, Path]]:
-        """What the records say of the operators that an entry names; dtype configs are in place."""
-        found: list[tuple[BackendPatternConfig, Path]] = []
-        names = entry.get("operators") or ()
-        configs: list[DTypeConfig] = []
-        if names and entry.get("dtype_configs"):
-            read = self.attempt((*path, "dtype_configs"), self.dtype_configs_at, entry)
-            configs = read or []
-        for index, name in enumerate(names):
-            place: Path = (*path, "operators", index)
-            made = self.attempt(place, operator_records().entries_of, [name], configs)
-            folding = operator_records().folding_entries(name) if made else ()
-            needed = {row.normal_pattern for row in folding}
-            for one in made or ():
-                if one.normal_pattern in needed:
-                    self.needed.append((one, entry, place))
-                else:
-                    found.append((one, place))
-        return found
+    def of_pattern(self, data: Any) -> BackendPatternConfig:
+        """An entry of the pattern alone."""
+        pattern, reversed_form = pattern_from(data, self.resolver)
+        made = BackendPatternConfig()
+        set_pattern = made._set_pattern_complex_format if reversed_form else made.set_pattern
+        return set_pattern(pattern)
 
-    def dtype_configs_at(self, entry: dict[str, Any]) -> list[DTypeConfig]:
-        given = enumerate(entry["dtype_configs"])
-        return [at_path((index,), self.dtype_config_at, item) for index, item in given]
-
-    def resolve(self, data: Any, path: Path) -> tuple[Any, bool, NormalPattern] | None:
-        def make() -> tuple[Any, bool, NormalPattern]:
-            pattern, reversed_form = pattern_from(data, self.resolver)
-            normal = from_reversed(pattern) if reversed_form else normal_form(pattern)
-            return pattern, reversed_form, normal
-
-        return self.attempt(path, make)
+    def described(self, name: str, fields: _Fields, path: Path) -> None:
+        """What the records say of an operator that an entry names, with the entry's dtype configs."""
+        records, configs = operator_records(), fields.values.get("dtype_configs", [])
+        bare = self.attempt(path, records.entries_of, [name], []) or ()
+        if not all(self.conditions_fit(one, fields) for one in bare):
+            return
+        made = self.attempt(path, records.entries_of, [name], configs) or ()
+        needed = {row.normal_pattern for row in records.folding_entries(name)} if made else ()
+        for one in made:
+            own = {"dtype_configs": one.dtype_configs} if "dtype_configs" in fields.values else {}
+            its = replace(fields, values=fields.values | own)
+            if one.normal_pattern in needed:
+                self.needed.append((one, its, path))
+            else:
+                self.entry(one, its, path)
 
     def remove(self) -> None:
         for index, data in enumerate(self.data.get("remove", [])):
             path: Path = ("remove", index)
-            found = self.resolve(data, path)
+            found = self.attempt(path, self.of_pattern, data)
             if found is None:
                 continue
+            pattern = found.normal_pattern
             if self.base is None:
-                self.problem(
-                    path, "a file without extends has nothing to remove", "extends: <name>"
-                )
-            elif found[2] in self.entries:
-                del self.entries[found[2]]
-                self.places.pop(found[2], None)
+                what = "a file without extends has nothing to remove"
+                self.problem(path, what, "extends: <name>")
+            elif pattern in self.entries:
+                del self.entries[pattern]
+                self.places.pop(pattern, None)
             else:
-                self.problem(
-                    path,
-                    f"the extended backend has no entry {found[2]}",
-                    did_you_mean(found[2], self.entries, quote=str),
-                )
+                what = f"the extended backend has no entry {pattern}"
+                self.problem(path, what, did_you_mean(pattern, self.entries, quote=str))
 
     # -- entries ---------------------------------------------------------------------------------
 
-    def entry(
-        self,
-        pattern: Any,
-        data: dict[str, Any],
-        path: Path,
-        seen: dict[NormalPattern, Path],
-        described: BackendPatternConfig | None = None,
-    ) -> None:
-        found = self.resolve(pattern, path)
-        if found is None:
-            return
-        spelled, reversed_form, normal = found
-        if normal in seen:
-            line = self.tree.line_of(self.tree.known_path(seen[normal]))
+    def fields(self, data: dict[str, Any], start: Path) -> _Fields:
+        """The values of an entry, and where it says what depends on its pattern."""
+        fields = _Fields(start, {}, [], [])
+        named = self.data.get("dtype_configs", {})
+        if is_condition(data.get("where")):
+            fields.conditions.append((*start, "where"))
+        for name in _CONFIGS:
+            for index, item in enumerate(data.get(name) or ()):
+                is_name = isinstance(item, str)
+                path: Path = ("dtype_configs", item) if is_name else (*start, name, index)
+                fields.configs.append((self.tree, path))
+                if is_condition((named.get(item, {}) if is_name else item).get("where")):
+                    fields.conditions.append((*path, "where"))
+        for name, item in data.items():
+            if name not in _SUBJECTS:
+                self.attempt((*start, name), self.read_field, fields.values, name, item)
+        return fields
+
+    def read_field(self, values: dict[str, Any], name: str, data: Any) -> None:
+        field = _ENTRY.get(name)
+        if field is None or name == "dtype_configs":
+            given = enumerate(data or ())
+            values[name] = [at_path((at,), self.dtype_config_at, item) for at, item in given]
+        elif data is None:
+            values[name] = None if field.kind.of_pattern else copy(field.default)
+        else:
+            value = field.kind.read(data, self.resolver)
+            values[name] = value if field.kind.of_pattern else field.kind.check(value, name)
+
+    def entry(self, made: BackendPatternConfig, fields: _Fields, path: Path) -> None:
+        """Add ``made``, or what is inherited for its pattern, with the fields of an entry of the file."""
+        normal, values = made.normal_pattern, fields.values
+        known, inherited = self.places.get(normal), self.entries.get(normal)
+        if known is not None and known.tree is self.tree:
+            line = self.tree.line_of(known.pattern)
             message = f"the pattern {normal} stands twice (first on line {line})"
             self.problem(path, message, "merge the two entries")
             return
-        seen[normal] = path
-        inherited = self.entries.get(normal)
-        config = inherited if inherited is not None else described or BackendPatternConfig()
-        if described is not None and "dtype_configs" in data:
-            config.set_dtype_configs(described.dtype_configs)
-        if (inherited is None and described is None) or not _RESPELL.isdisjoint(data):
-            config.set_ports({})
-            config.set_pattern(None)._set_pattern_complex_format(None)
-            set_pattern = (
-                config._set_pattern_complex_format if reversed_form else config.set_pattern
-            )
-            set_pattern(spelled)
-        start = path[:2]
-        for field, value in data.items():
-            if field not in (_SUBJECTS if described is None else _OF_RECORDS):
-                self.attempt((*start, field), self.set_field, config, field, value)
+        config = made if inherited is None else inherited.copy()
+        if config is not made and not _RESPELL.isdisjoint(values):
+            config.set_ports({}).set_pattern(None)
+            config._set_pattern_complex_format(made._pattern_complex_format)
+            config.set_pattern(made.pattern)
+        for name, value in values.items():
+            if name == "add_dtype_configs":
+                config.dtype_configs = [*config.dtype_configs, *value]
+            elif _ENTRY[name].kind.of_pattern:
+                self.attempt((*fields.start, name), config.set_field, name, value)
+            else:
+                setattr(config, _ENTRY[name].attribute, value)
+        if fields.conditions:
+            self.conditions_fit(config, fields)
         self.entries[normal] = config
-        known = self.places.get(normal)
-        inherits = inherited is not None and "dtype_configs" not in data
-        kept = (
-            known.configs if known else (None,) * len(inherited.dtype_configs if inherited else ())
-        )
-        spots = [Spot(self.file, self.tree, at) for at in config_paths(self.tree, start)]
-        pattern_spot = Spot(self.file, self.tree, path)
-        self.places[normal] = Written(pattern_spot, (*(kept if inherits else ()), *spots))
+        kept: tuple[Any, ...] = ()
+        if inherited is not None and "dtype_configs" not in values:
+            kept = known.configs if known else (None,) * len(inherited.dtype_configs)
+        self.places[normal] = Written(self.tree, path, (*kept, *fields.configs))
 
-    def set_field(self, config: BackendPatternConfig, field: str, value: Any) -> None:
-        if field in ("dtype_configs", "add_dtype_configs"):
-            configs = [
-                at_path((index,), self.dtype_config_at, item)
-                for index, item in enumerate(value or [])
-            ]
-            kept = config.dtype_configs if field == "add_dtype_configs" else []
-            config.set_dtype_configs([*kept, *configs])
-        elif field == "where":
-            config.set_where(condition_at(value, lambda where: check_names(where, config)))
-        elif value is None:
-            config.set_field(field, None)
-        else:
-            config.set_field(field, _ENTRY[field].kind.read(value, self.resolver))
+    def conditions_fit(self, config: BackendPatternConfig, fields: _Fields) -> bool:
+        """Whether conditions name what the pattern has; where one does not, the problem is noted."""
+        accept = partial(check_names, entry=config)
+        read = [self.attempt(p, condition_at, self.tree.at(p), accept) for p in fields.conditions]
+        return None not in read
 
     def dtype_config_at(self, reference: Any) -> DTypeConfig:
         if not isinstance(reference, str):
@@ -290,124 +285,35 @@ class _Builder:
                 f"no dtype config is called {quoted(reference)} in this file",
                 suggestion(reference, self.named),
             )
-        return self.named[reference].copy()
+        return self.named[reference]
 
 
 # Where the parts of a description are written: file, line and field of what a finding is about.
 
-_CONFIGS = ("dtype_configs", "add_dtype_configs")
-_OF_CONFIG = re.compile(r"dtype_configs\[\d+\]\.(.+)")
 _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
-
-
-@dataclass(frozen=True)
-class Spot:
-    """One value of a file, by the path to it.
-
-    >>> tree = Located({"name": Located("x", 2)}, 1, {"name": 2})
-    >>> Spot("x.yaml", tree, ("name",)).place()
-    'x.yaml:2: name'
-    """
-
-    file: str
-    tree: Located
-    path: Path
-
-    @property
-    def line(self) -> int:
-        """The line of the value, or of its key; of one that is left out, of what it is missing in."""
-        left_out = self.path and str(self.path[-1]) not in _keys(self.path[:-1], self.tree)
-        at = self.path[:-1] if left_out and isinstance(self.path[-1], str) else self.path
-        return self.tree.line_of(at)
-
-    def at(self, below: Path) -> Spot:
-        """A value below this one, as deep as the file goes."""
-        return Spot(self.file, self.tree, self.tree.known_path((*self.path, *below)))
-
-    def place(self) -> str:
-        """``file:line: field``."""
-        return f"{self.file}:{self.line}: {field_name(self.path)}"
 
 
 @dataclass(frozen=True)
 class Written:
     """Where an entry is written: its pattern, and its dtype configs (``None``: in no file)."""
 
-    pattern: Spot
-    configs: tuple[Spot | None, ...]
+    tree: Located
+    pattern: Path
+    configs: tuple[tuple[Located, Path] | None, ...]
 
     def place(self, field: str) -> str:
         """Where ``field``, as a finding names it, is written.
 
         What the entry leaves out, or inherits from no file, is said of the place of its pattern.
         """
-        path = tuple(int(item) if item else name for item, name in _PART.findall(field))
+        path: Path = tuple(int(item) if item else name for item, name in _PART.findall(field))
         if path[:1] == ("dtype_configs",) and len(path) > 1:
             config = self.configs[int(path[1])]
             if config is not None:
-                return config.at(path[2:]).place()
-        entry = Spot(self.pattern.file, self.pattern.tree, self.pattern.path[:2])
-        if path and path[0] in _keys(entry.path, entry.tree):
-            return entry.at(path).place()
-        at = field_name((*entry.path, *path))
-        return f"{self.pattern.file}:{self.pattern.line}: {at}"
-
-
-def _keys(path: Path, tree: Located) -> Any:
-    value = tree.at(path).value
-    return value if isinstance(value, dict) else ()
-
-
-def config_paths(tree: Located, entry: Path) -> list[Path]:
-    """The paths to the dtype configs of an entry: to the named one, or to that in place.
-
-    >>> text = Located([Located("int8", 4), Located({}, 5)], 4)
-    >>> tree = Located({"entries": Located([Located({"dtype_configs": text}, 3)], 3)}, 1)
-    >>> config_paths(tree, ("entries", 0))
-    [('dtype_configs', 'int8'), ('entries', 0, 'dtype_configs', 1)]
-    """
-    found: list[Path] = []
-    given = tree.at(entry).value
-    for field in _CONFIGS:
-        items = given[field].value if field in given else None
-        for index, item in enumerate(items or ()):
-            named = isinstance(item.value, str)
-            found.append(("dtype_configs", item.value) if named else (*entry, field, index))
-    return found
-
-
-def named_in_configs(tree: Located, path: Path, where: str) -> Path | None:
-    """Where a condition of a dtype config, of the entry that ``path`` leads into, names the quantity that
-    an error is about: ``where`` is ``dtype_configs[0].stride``."""
-    found = _OF_CONFIG.fullmatch(where)
-    if path[:1] != ("entries",) or len(path) < 2 or found is None:
-        return None
-    quantity = found[1]
-    for config in config_paths(tree, path[:2]):
-        value = plain(tree.at(config))
-        condition = value.get("where") if isinstance(value, dict) else None
-        inside = next(_naming(condition, quantity), None)
-        if inside is not None:
-            return (*config, "where", *inside)
-    return None
-
-
-def _naming(data: Any, quantity: str) -> Iterator[Path]:
-    """The paths to the keys of a condition's mapping that name ``quantity``."""
-    if not isinstance(data, dict):
-        return
-    for key, value in data.items():
-        if key in ("all", "any") and isinstance(value, list):
-            inside = enumerate(value)
-            yield from ((key, at, *path) for at, each in inside for path in _naming(each, quantity))
-        elif key == "not":
-            yield from ((key, *path) for path in _naming(value, quantity))
-        elif _names(key, value, quantity):
-            yield (key,)
-
-
-def _names(key: str, value: Any, quantity: str) -> bool:
-    try:
-        return any(str(each) == quantity for each in quantities_of(condition_from({key: value})))
-    except SpecError:
-        return False
+                tree, start = config
+                return tree.place(tree.known_path((*start, *path[2:])))
+        entry = self.pattern[:2]
+        if path and path[0] in self.tree.at(entry):
+            return self.tree.place(self.tree.known_path((*entry, *path)))
+        line = self.tree.line_of(self.pattern)
+        return f"{self.tree.file}:{line}: {field_name((*entry, *path))}"

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import yaml
 
@@ -18,9 +18,9 @@ from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.check import (
     SCHEMA_VERSION,
     structure_problems,
-    with_current_names,
+    take_current_names,
 )
-from backquant.backend_config.files.located import Located, fail, read_json, read_yaml
+from backquant.backend_config.files.located import Located, read_json, read_yaml
 from backquant.backend_config.files.read import Base, build
 from backquant.backend_config.import_paths import Resolver, SpecFileError, SpellingError
 from backquant.backend_config.installed import installed_backend, is_spec_file
@@ -217,13 +217,12 @@ def load_with_places(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) 
     return _load_path(Path(path), Resolver(allow), ())
 
 
-class _Source:
+class _Source(NamedTuple):
     """Where text came from: its name in messages, the folder of relative files, its format."""
 
-    def __init__(self, name: str, folder: Path, format: Format) -> None:
-        self.name = name
-        self.folder = folder
-        self.format = format
+    name: str
+    folder: Path
+    format: Format
 
 
 def _load_path(path: Path, resolver: Resolver, chain: tuple[Path, ...]) -> Base:
@@ -256,13 +255,13 @@ def _load(text: str, source: _Source, resolver: Resolver, chain: tuple[Path, ...
         )
     read = read_json if source.format == "json" else read_yaml
     tree = read(text, source.name)
-    problems = structure_problems(tree, source.name)
+    problems = structure_problems(tree)
     if problems:
         raise SpecFileError(problems)
-    tree = with_current_names(tree, source.name)
+    take_current_names(tree)
     base = _base(tree, source, resolver, chain)
     try:
-        return build(tree, source.name, resolver, base)
+        return build(tree, resolver, base)
     except RecursionError:
         raise SpecError("a pattern is too long", where=source.name) from None
 
@@ -271,46 +270,39 @@ def _base(
     tree: Located, source: _Source, resolver: Resolver, chain: tuple[Path, ...]
 ) -> Base | None:
     """What the file extends: a file when the value looks like one, else a backend's name."""
-    value = tree.value.get("extends")
-    if value is None or value.value is None:
+    extends: str | None = tree.data.get("extends")
+    if extends is None:
         return None
-    extends: str = value.value
     if not is_spec_file(extends):
         try:
             return Base(installed_backend(extends))
         except BackquantError as error:
-            raise fail(source.name, value.line, ("extends",), error.what, error.fix) from error
+            raise tree.fail(("extends",), error.what, error.fix) from error
     path = source.folder / extends
-    _check_folder(path, source, resolver, value.line)
+    _check_folder(path, source, resolver, tree)
     if path.resolve() in chain:
         names = " → ".join(item.name for item in (*chain, path.resolve()))
-        message = f"a file extends itself: {names}"
-        raise fail(source.name, value.line, ("extends",), message, "remove one extends")
+        raise tree.fail(("extends",), f"a file extends itself: {names}", "remove one extends")
     try:
         return _load_path(path, resolver, chain)
     except SpecFileError:
         raise
     except SpecError as error:
-        message = f"{extends}: {error.what}"
-        raise fail(source.name, value.line, ("extends",), message, error.fix) from error
+        raise tree.fail(("extends",), f"{extends}: {error.what}", error.fix) from error
 
 
-def _check_folder(path: Path, source: _Source, resolver: Resolver, line: int | None) -> None:
+def _check_folder(path: Path, source: _Source, resolver: Resolver, tree: Located) -> None:
     """A file extends files of its own folder, and of those that the caller allows."""
     here = (source.folder.resolve(), *resolver.folders)
     try:
         place = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no name of a file
-        message = f"this is no place of a file: {error}"
-        raise fail(source.name, line, ("extends",), message) from error
+        raise tree.fail(("extends",), f"this is no place of a file: {error}") from error
     if not any(place.is_relative_to(folder) for folder in here):
-        raise fail(
-            source.name,
-            line,
-            ("extends",),
-            "this file lies outside of the folder of the description",
-            f"if you trust it, allow its folder where the file is loaded: allow=({literal(path.parent)},)",
-        )
+        message = "this file lies outside of the folder of the description"
+        allowed = f"allow=({literal(path.parent)},)"
+        fix = f"if you trust it, allow its folder where the file is loaded: {allowed}"
+        raise tree.fail(("extends",), message, fix)
 
 
 def _format_of(path: Path) -> Format:

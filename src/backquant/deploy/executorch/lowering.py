@@ -447,11 +447,11 @@ def _left(module: fx.GraphModule) -> Iterator[fx.Node]:
 
 def _dequantized(exported: ExportedProgram) -> Iterator[Any]:
     """The dequantize nodes of weights, and of activations that are quantized at run time."""
-    placeholders = {node for node in exported.graph.nodes if node.op == "placeholder"}
+    stored = stored_names(exported)
     for node in exported.graph.nodes:
         name = _name(node.target) if node.op == "call_function" else ""
         if name.startswith("dequantize_per"):
-            is_weight = node.args[0] in placeholders
+            is_weight = node.args[0].name in stored
             if is_weight or name.endswith(".tensor"):
                 yield node
 
@@ -465,9 +465,10 @@ def _stuck(exported: ExportedProgram, edge: Any) -> set[str]:
 
 def _to_float(exported: ExportedProgram, stuck: set[str]) -> None:
     """Rule 1, in place."""
+    stored = stored_names(exported)
     for node in list(_dequantized(exported)):
         users = [user for user in node.users if user.name in stuck]
-        if users and node.args[0].op == "placeholder":
+        if users and node.args[0].name in stored:
             _weight_to_float(exported, node)
             continue
         for user in users:

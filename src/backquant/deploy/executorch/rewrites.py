@@ -61,6 +61,7 @@ from backquant.deploy.executorch.workarounds import (
     compute_in_float,
     means_of_free_sizes,
 )
+from backquant.deploy.program import stored_names
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overload, overloads
 from backquant.operators.aten import cut_windows
@@ -245,7 +246,7 @@ def rewrite(program: ExportedProgram) -> None:
         compute_in_float(node)
     edits.rewrite(program, RULES | WORKAROUNDS | VOLUMES | attention)
     _pad_in_float(program.graph)
-    _dequantize_for_each_reader(program.graph)
+    _dequantize_for_each_reader(program)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
 
@@ -284,10 +285,11 @@ def _clip(node: Any, _: AtenCalls) -> None:
         node.replace_input_with(source, _rounded(node, source))
 
 
-def _dequantize_for_each_reader(graph: Any) -> None:
-    """Rule 10, in place, for activations whose qparams are known."""
-    for node in list(graph.nodes):
-        if not is_dequantize(node) or node.args[0].op == "placeholder":
+def _dequantize_for_each_reader(program: ExportedProgram) -> None:
+    """Rule 10, in place, for activations whose qparams are known, inputs of the model among them."""
+    stored = stored_names(program)
+    for node in list(program.graph.nodes):
+        if not is_dequantize(node) or node.args[0].name in stored:
             continue
         for user in list(node.users)[1:]:
             user.replace_input_with(node, before(user, node.target, node.args))

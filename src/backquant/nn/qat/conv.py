@@ -11,16 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from backquant.nn.qat.weight_fake_quantizer import QATModule
 
-_GEOMETRY = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "padding_mode",
-)
+_GEOMETRY = tuple(name for name in _ConvNd.__constants__ if name != "output_padding")
 
 
 def geometry(conv: nn.Module) -> dict[str, Any]:
@@ -50,19 +41,8 @@ class _QATConvNd(QATModule, _ConvNd):
         dtype: torch.dtype | None = None,
     ) -> None:
         init: Callable[..., None] = super().__init__  # of nn.Conv1d, nn.Conv2d or nn.Conv3d
-        init(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+        size = (in_channels, out_channels, kernel_size)
+        init(*size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
         self._attach(qconfig)
 
     @classmethod

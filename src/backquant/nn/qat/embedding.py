@@ -19,7 +19,7 @@ class _QATEmbeddingBase(QATModule):
     weights in groups of a row have any, and are trained as floats.
     """
 
-    _arguments: ClassVar[tuple[str, ...]]
+    __constants__: ClassVar[list[str]]  # of PyTorch: the arguments of the float module
 
     def __init__(self, *args: Any, qconfig: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,7 +37,7 @@ class _QATEmbeddingBase(QATModule):
 
     @classmethod
     def _arguments_of(cls, root: nn.Module) -> dict[str, Any]:
-        return {name: getattr(root, name) for name in cls._arguments}
+        return {name: getattr(root, name) for name in cls.__constants__}
 
 
 class Embedding(_QATEmbeddingBase, nn.Embedding):
@@ -52,15 +52,6 @@ class Embedding(_QATEmbeddingBase, nn.Embedding):
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Embedding
     _ROOT = nn.Embedding
-    _arguments = (
-        "num_embeddings",
-        "embedding_dim",
-        "padding_idx",
-        "max_norm",
-        "norm_type",
-        "scale_grad_by_freq",
-        "sparse",
-    )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Integer indices of any shape to floats with ``embedding_dim`` appended."""
@@ -88,17 +79,6 @@ class EmbeddingBag(_QATEmbeddingBase, nn.EmbeddingBag):
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.EmbeddingBag
     _ROOT = nn.EmbeddingBag
-    _arguments = (
-        "num_embeddings",
-        "embedding_dim",
-        "max_norm",
-        "norm_type",
-        "scale_grad_by_freq",
-        "mode",
-        "sparse",
-        "include_last_offset",
-        "padding_idx",
-    )
 
     def forward(
         self,

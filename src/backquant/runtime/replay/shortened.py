@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -172,31 +173,95 @@ def shortened(recording: Recording) -> Recording:
     return recording
 
 
+# Consecutive recorded calls that are fused into one.
+
+
+class Rewriting:
+    """A recording whose calls are replaced or dropped, by their places; a place that holds ``None`` is gone.
+
+    >>> taken = Rewriting(Recording(("%0",), result=(Ref("%0"), Ref("%0"))))
+    >>> taken.read["%0"], taken.made_for(Ref("%0")), taken.finish().calls
+    (2, None, [])
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.calls: list[Call | None] = list(recording.calls)
+        self.read = _read_counts(recording)
+        self._made = {call.outputs[0]: place for place, call in enumerate(recording.calls)}
+        self._constants: dict[Any, tuple[str, torch.Tensor]] = {}
+
+    def made_for(self, value: Any) -> int | None:
+        """The place of the call that made ``value``, a tensor that is read once, or a tuple of them, which is
+        one list among its results; ``None`` where no call did, or one is read more often."""
+        several = isinstance(value, tuple)
+        parts = value if several else (value,)
+        if not all(isinstance(part, Ref) and self.read[part.name] == 1 for part in parts):
+            return None
+        names = tuple(part.name for part in parts)
+        return self._made.get(names if several else names[0])
+
+    def fuse(self, first: int, call: Call, operator: Any, arguments: Any, *others: int) -> None:
+        """Let ``operator`` give the results of ``call`` where the call at ``first`` was, in place of that and
+        of those at ``others``: what it reads may be changed in place behind it."""
+        self.calls[first] = replace(call, operator=operator, arguments=arguments)
+        for place in others:
+            self.calls[place] = None
+
+    def constant(self, make: Callable[..., torch.Tensor], *of: Any) -> Ref:
+        """``make(*of)``, one for all calls that need it."""
+        if (make, of) not in self._constants:
+            name = f"%made{len(self._constants)}"
+            self._constants[make, of] = name, make(*of)
+        return Ref(self._constants[make, of][0])
+
+    def finish(self) -> Recording:
+        """The recording as it is now."""
+        calls = [call for call in self.calls if call is not None]
+        made = dict(self._constants.values())
+        layouts = {
+            name: Layout(tuple(value.shape), value.stride(), None, value.dtype)
+            for name, value in made.items()
+        }
+        constants = self.recording.constants | made
+        layouts = self.recording.layouts | layouts
+        return replace(self.recording, calls=calls, constants=constants, layouts=layouts)
+
+
+def _rule(rule: Callable[[Rewriting, int, Call], None]) -> Callable[[Recording], Recording]:
+    """The step that asks ``rule`` about each call, with its place, where the library of kernels is here.
+    Cost: linear."""
+
+    @wraps(rule)
+    def step(recording: Recording) -> Recording:
+        if not is_here():
+            return recording
+        made = Rewriting(recording)
+        for place, call in enumerate(recording.calls):
+            rule(made, place, call)
+        return made.finish()
+
+    return step
+
+
 # Images of floats, plane by plane, that a recording quantizes and then lays out with channels last.
 #
 # The library of kernels has an operator for both, which writes the bytes once. Its integers are those of the
 # two operators.
 
 
-def quantize_planes(recording: Recording) -> Recording:
-    """``recording`` with one call for each such pair. Cost: linear."""
-    if not is_here():
-        return recording
-    run, made = torch.ops.backquant_kernels, Rewriting(recording)
-    for place, call in enumerate(recording.calls):
-        if call.operator is not CLONE or call.arguments[1:] != (torch.channels_last,):
-            continue
-        source = made.made_for(call.arguments[0])
-        first = None if source is None else recording.calls[source]
-        if source is None or first is None or first.operator is not run.quantized.default:
-            continue
-        if _is_planes(recording, first):
-            # where the floats were quantized: they may be changed in place behind it
-            made.calls[source] = replace(
-                call, operator=run.quantized_planes.default, arguments=first.arguments
-            )
-            made.calls[place] = None
-    return made.finish()
+@_rule
+def quantize_planes(made: Rewriting, place: int, call: Call) -> None:
+    """One call for each such pair."""
+    run, recording = torch.ops.backquant_kernels, made.recording
+    if call.operator is not CLONE or call.arguments[1:] != (torch.channels_last,):
+        return
+    source = made.made_for(call.arguments[0])
+    first = None if source is None else recording.calls[source]
+    if source is None or first is None or first.operator is not run.quantized.default:
+        return
+    if _is_planes(recording, first):
+        made.fuse(source, call, run.quantized_planes.default, first.arguments, place)
 
 
 def _is_planes(recording: Recording, quantized: Call) -> bool:
@@ -209,24 +274,19 @@ def _is_planes(recording: Recording, quantized: Call) -> bool:
 # The library of kernels reads both where they lie: nothing is joined before.
 
 
-def shuffle_parts(recording: Recording) -> Recording:
-    """``recording`` without such joins. Cost: linear."""
-    if not is_here():
-        return recording
-    made = Rewriting(recording)
-    for place, call in enumerate(recording.calls):
-        if call.operator is not torch.ops.backquant_kernels.shuffled.default:
-            continue
-        split = made.made_for(call.arguments)
-        if split is None or recording.calls[split].arguments[2] != 1:
-            continue
-        join = made.made_for(recording.calls[split].arguments[0])
-        parts = None if join is None else _parts(recording, recording.calls[join])
-        if join is not None and parts is not None:
-            # where the parts were joined: they may be changed in place behind it
-            made.calls[join] = replace(call, arguments=parts)
-            made.calls[split] = made.calls[place] = None
-    return made.finish()
+@_rule
+def shuffle_parts(made: Rewriting, place: int, call: Call) -> None:
+    """No such joins."""
+    recording = made.recording
+    if call.operator is not torch.ops.backquant_kernels.shuffled.default:
+        return
+    split = made.made_for(call.arguments)
+    if split is None or recording.calls[split].arguments[2] != 1:
+        return
+    join = made.made_for(recording.calls[split].arguments[0])
+    parts = None if join is None else _parts(recording, recording.calls[join])
+    if join is not None and parts is not None:
+        made.fuse(join, call, call.operator, parts, split, place)
 
 
 def _parts(recording: Recording, join: Call) -> tuple[Any, ...] | None:
@@ -248,24 +308,17 @@ def _parts(recording: Recording, join: Call) -> tuple[Any, ...] | None:
 # those of the two operators.
 
 
-def quantize_products(recording: Recording) -> Recording:
-    """``recording`` with one call for each such product. Cost: linear."""
-    if not is_here():
-        return recording
-    run, made = torch.ops.backquant_kernels, Rewriting(recording)
-    for place, call in enumerate(recording.calls):
-        if call.operator is not run.quantized.default:
-            continue
-        product = made.made_for(call.arguments[0])
-        factors = None if product is None else _factors(recording, recording.calls[product])
-        if product is not None and factors is not None:
-            # where the product was: what it reads may be changed in place behind it
-            arguments = (*factors, *call.arguments[1:])
-            made.calls[product] = replace(
-                call, operator=run.quantized_product.default, arguments=arguments
-            )
-            made.calls[place] = None
-    return made.finish()
+@_rule
+def quantize_products(made: Rewriting, place: int, call: Call) -> None:
+    """One call for each such product."""
+    run, recording = torch.ops.backquant_kernels, made.recording
+    if call.operator is not run.quantized.default:
+        return
+    product = made.made_for(call.arguments[0])
+    factors = None if product is None else _factors(recording, recording.calls[product])
+    if product is not None and factors is not None:
+        arguments = (*factors, *call.arguments[1:])
+        made.fuse(product, call, run.quantized_product.default, arguments, place)
 
 
 def _factors(recording: Recording, call: Call) -> tuple[Ref, Ref] | None:
@@ -296,27 +349,18 @@ def _is_gate(image: Layout, gate: Layout) -> bool:
 # scaled while it is written. Its integers are those of the operators.
 
 
-def join_images(recording: Recording) -> Recording:
-    """``recording`` with one call for each such join. Cost: linear."""
-    if not is_here():
-        return recording
-    run, made = torch.ops.backquant_kernels, Rewriting(recording)
-    for place, call in enumerate(recording.calls):
-        if _is_join(recording, call):
-            made.calls[place] = replace(
-                call, operator=run.joined.default, arguments=call.arguments[:1]
-            )
-        elif call.operator is run.rescaled.default and _is_constant(recording, call.arguments[1]):
-            source = made.made_for(call.arguments[0])
-            join = None if source is None else made.calls[source]
-            if source is not None and join is not None and join.operator is run.joined.default:
-                # where the parts were joined: they may be changed in place behind it
-                arguments = (*join.arguments, *call.arguments[1:])
-                made.calls[source] = replace(
-                    call, operator=run.joined_rescaled.default, arguments=arguments
-                )
-                made.calls[place] = None
-    return made.finish()
+@_rule
+def join_images(made: Rewriting, place: int, call: Call) -> None:
+    """One call for each such join."""
+    run, recording = torch.ops.backquant_kernels, made.recording
+    if _is_join(recording, call):
+        made.fuse(place, call, run.joined.default, call.arguments[:1])
+    elif call.operator is run.rescaled.default and _is_constant(recording, call.arguments[1]):
+        source = made.made_for(call.arguments[0])
+        join = None if source is None else made.calls[source]
+        if source is not None and join is not None and join.operator is run.joined.default:
+            arguments = (*join.arguments, *call.arguments[1:])
+            made.fuse(source, call, run.joined_rescaled.default, arguments, place)
 
 
 def _is_constant(recording: Recording, value: Any) -> bool:
@@ -345,38 +389,21 @@ def _is_join(recording: Recording, call: Call) -> bool:
 # reads channels of an image where they lie, and writes the bytes once.
 
 
-def look_up_bytes(recording: Recording) -> Recording:
-    """``recording`` with one call for each such chain. Cost: linear."""
-    if not is_here():
-        return recording
-    made = Rewriting(recording)
-    tables: dict[tuple[Any, ...], str] = {}
-    found: dict[str, torch.Tensor] = {}
-    for place, call in enumerate(recording.calls):
-        if call.operator is not torch.ops.backquant_kernels.quantized.default:
-            continue
-        floats = _made_by(DEQUANTIZE, made, call)
-        copied = None if floats is None else _made_by(COPY, made, recording.calls[floats])
-        if floats is None or copied is None:
-            continue
-        copy = recording.calls[copied]
-        if not channels_apart(recording.layouts[copy.arguments[0].name]):
-            continue
-        qparams = (*copy.arguments[1:], *call.arguments[1:])
-        if qparams not in tables:
-            tables[qparams] = f"%table{len(tables)}"
-            found[tables[qparams]] = _table(*qparams)
-        # where the bytes were copied: they may be changed in place behind it
-        arguments = (copy.arguments[0], Ref(tables[qparams]))
+@_rule
+def look_up_bytes(made: Rewriting, place: int, call: Call) -> None:
+    """One call for each such chain."""
+    recording = made.recording
+    if call.operator is not torch.ops.backquant_kernels.quantized.default:
+        return
+    floats = _made_by(DEQUANTIZE, made, call)
+    copied = None if floats is None else _made_by(COPY, made, recording.calls[floats])
+    if floats is None or copied is None:
+        return
+    copy = recording.calls[copied]
+    if channels_apart(recording.layouts[copy.arguments[0].name]):
+        table = made.constant(_table, *copy.arguments[1:], *call.arguments[1:])
         run = torch.ops.backquant_kernels.looked_up.default
-        made.calls[copied] = replace(call, operator=run, arguments=arguments)
-        made.calls[floats] = made.calls[place] = None
-    layouts = dict.fromkeys(found, Layout((256,), (1,), None, torch.uint8))
-    return replace(
-        made.finish(),
-        constants=recording.constants | found,
-        layouts=recording.layouts | layouts,
-    )
+        made.fuse(copied, call, run, (copy.arguments[0], table), floats, place)
 
 
 def _made_by(operator: Any, made: Rewriting, call: Call) -> int | None:
@@ -391,38 +418,6 @@ def _table(scale: float, zero_point: int, to_scale: float, to_zero_point: int) -
     run = torch.ops.backquant_kernels.quantized.default
     table: torch.Tensor = run(DEQUANTIZE(values), to_scale, to_zero_point)
     return table
-
-
-# Consecutive recorded calls that are fused into one.
-
-
-class Rewriting:
-    """A recording whose calls are replaced or dropped, by their places; a place that holds ``None`` is gone.
-
-    >>> taken = Rewriting(Recording(("%0",), result=(Ref("%0"), Ref("%0"))))
-    >>> taken.read["%0"], taken.made_for(Ref("%0")), taken.finish().calls
-    (2, None, [])
-    """
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self.calls: list[Call | None] = list(recording.calls)
-        self.read = _read_counts(recording)
-        self._made = {call.outputs[0]: place for place, call in enumerate(recording.calls)}
-
-    def made_for(self, value: Any) -> int | None:
-        """The place of the call that made ``value``, a tensor that is read once, or a tuple of them, which is
-        one list among its results; ``None`` where no call did, or one is read more often."""
-        several = isinstance(value, tuple)
-        parts = value if several else (value,)
-        if not all(isinstance(part, Ref) and self.read[part.name] == 1 for part in parts):
-            return None
-        names = tuple(part.name for part in parts)
-        return self._made.get(names if several else names[0])
-
-    def finish(self) -> Recording:
-        """The recording as it is now."""
-        return replace(self.recording, calls=[call for call in self.calls if call is not None])
 
 
 def is_dense(layout: Layout, sizes: tuple[int, ...], order: tuple[int, ...]) -> bool:

@@ -45,18 +45,8 @@ class _ConvBnNd(BatchNormAfter, _ConvNd):
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         init_conv: Callable[..., None] = super().__init__  # of nn.Conv1d, nn.Conv2d or nn.Conv3d
-        init_conv(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=False,
-            padding_mode=padding_mode,
-            **factory,
-        )
+        size = (in_channels, out_channels, kernel_size)
+        init_conv(*size, stride, padding, dilation, groups, False, padding_mode, **factory)
         bn_class: Callable[..., _NormBase] = self._FLOAT_BN_MODULE
         self._attach_bn(bn_class(out_channels, eps, momentum, **factory), qconfig)
         if bias:

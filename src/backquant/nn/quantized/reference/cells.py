@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,7 +22,6 @@ class _ReferenceCell(IntegerWeights, nn.RNNCellBase):
     """The arguments of the float cell, then ``weight_qparams_dict`` by keyword."""
 
     weight_names = _WEIGHTS
-    _arguments: ClassVar[tuple[str, ...]] = ("input_size", "hidden_size", "bias")
 
     def __init__(
         self, *args: Any, weight_qparams_dict: Mapping[str, Any] | None = None, **kwargs: Any
@@ -66,9 +65,6 @@ class _ReferenceCell(IntegerWeights, nn.RNNCellBase):
             return batched, batched.new_zeros(batched.shape[0], self.hidden_size)
         return batched, state if input.dim() == 2 else state.unsqueeze(0)
 
-    def _get_name(self) -> str:
-        return f"Quantized{type(self).__name__}(Reference)"
-
     @classmethod
     def from_float(
         cls: type[_Cell],
@@ -82,7 +78,7 @@ class _ReferenceCell(IntegerWeights, nn.RNNCellBase):
         ``is_decomposed`` is accepted and has no effect, nor has ``use_precomputed_fake_quant``.
         Raises ``ConfigError`` when one is missing or does not fit.
         """
-        arguments = {name: getattr(mod, name) for name in cls._arguments}
+        arguments = {name: getattr(mod, name) for name in cls.__constants__}
         reference = cls(**arguments, device="meta")
         for name in cls.weight_names:
             qparams = qparams_of(name, weight_qparams_dict)
@@ -99,8 +95,6 @@ class RNNCell(_ReferenceCell, nn.RNNCell):
     >>> RNNCell(3, 4)(torch.zeros(2, 3)).shape
     torch.Size([2, 4])
     """
-
-    _arguments = (*_ReferenceCell._arguments, "nonlinearity")
 
     def forward(self, input: torch.Tensor, hx: torch.Tensor | None = None) -> torch.Tensor:
         """``(N, input_size)`` and ``(N, hidden_size)`` to ``(N, hidden_size)``; N may be absent."""

@@ -34,9 +34,6 @@ class _Convolution(ReferenceModule, _ConvNd):
         "padding_mode",
     )  # fmt: skip
 
-    def _get_name(self) -> str:
-        return f"Quantized{type(self).__name__}(Reference)"
-
     @classmethod
     def from_float(
         cls: type[_ConvT], float_conv: nn.Module, weight_qparams: Mapping[str, Any]
@@ -74,19 +71,8 @@ class _Conv(_Convolution):
         weight_qparams: Mapping[str, Any] | None = None,
     ) -> None:
         init: Callable[..., None] = super().__init__  # of nn.Conv1d, nn.Conv2d or nn.Conv3d
-        init(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+        size = (in_channels, out_channels, kernel_size)
+        init(*size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
         self._store_weight(self.weight, weight_qparams)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -148,20 +134,8 @@ class _ConvTranspose(_Convolution, _ConvTransposeNd):
         weight_qparams: Mapping[str, Any] | None = None,
     ) -> None:
         init: Callable[..., None] = super().__init__  # of nn.ConvTranspose1d, 2d or 3d
-        init(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            output_padding=output_padding,
-            groups=groups,
-            bias=bias,
-            dilation=dilation,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+        size, like = (in_channels, out_channels, kernel_size), (device, dtype)
+        init(*size, stride, padding, output_padding, groups, bias, dilation, padding_mode, *like)
         self._store_weight(self.weight, weight_qparams)
 
     def forward(self, x: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:

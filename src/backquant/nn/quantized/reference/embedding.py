@@ -17,16 +17,13 @@ _EmbeddingT = TypeVar("_EmbeddingT", bound="_ReferenceEmbedding")
 class _ReferenceEmbedding(ReferenceModule):
     """The arguments of the float module, then ``weight_qparams`` by keyword."""
 
-    _arguments: ClassVar[tuple[str, ...]]
+    __constants__: ClassVar[list[str]]  # of PyTorch: the arguments of the float module
 
     def __init__(
         self, *args: Any, weight_qparams: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self._store_weight(self.weight, weight_qparams)
-
-    def _get_name(self) -> str:
-        return f"Quantized{type(self).__name__}(Reference)"
 
     @classmethod
     def from_float(
@@ -41,7 +38,7 @@ class _ReferenceEmbedding(ReferenceModule):
         qparams that do not fit the weight.
         """
         weight = float_weight(mod)
-        arguments = {name: getattr(mod, name) for name in cls._arguments}
+        arguments = {name: getattr(mod, name) for name in cls.__constants__}
         reference = cls(**arguments, device="meta")
         reference._store_weight(weight, weight_qparams)
         reference.train(mod.training)
@@ -59,16 +56,6 @@ class Embedding(_ReferenceEmbedding, nn.Embedding):
     >>> reference(torch.tensor([1, 2])).shape
     torch.Size([2, 4])
     """
-
-    _arguments = (
-        "num_embeddings",
-        "embedding_dim",
-        "padding_idx",
-        "max_norm",
-        "norm_type",
-        "scale_grad_by_freq",
-        "sparse",
-    )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Integer indices of any shape to floats with ``embedding_dim`` appended."""
@@ -89,18 +76,6 @@ class EmbeddingBag(_ReferenceEmbedding, nn.EmbeddingBag):
     >>> EmbeddingBag(10, 4)(torch.tensor([[1, 2], [3, 3]])).shape
     torch.Size([2, 4])
     """
-
-    _arguments = (
-        "num_embeddings",
-        "embedding_dim",
-        "max_norm",
-        "norm_type",
-        "scale_grad_by_freq",
-        "mode",
-        "sparse",
-        "include_last_offset",
-        "padding_idx",
-    )
 
     def forward(
         self,

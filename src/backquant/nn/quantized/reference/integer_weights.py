@@ -41,6 +41,9 @@ class IntegerWeights(nn.Module):
 
     weight_names: tuple[str, ...] = ("weight",)
 
+    def _get_name(self) -> str:
+        return f"Quantized{type(self).__name__}(Reference)"
+
     def _store(self, name: str, weight: torch.Tensor, qparams: Mapping[str, Any] | None) -> None:
         """Quantize the float ``weight`` and take it as ``name``."""
         chosen = _DEFAULT_QPARAMS if qparams is None else qparams

@@ -51,9 +51,6 @@ class Linear(ReferenceModule, nn.Linear):
         """Input ``(*, in_features)``, output ``(*, out_features)``, both float."""
         return F.linear(x, self.dequantized_weight(), self.bias)
 
-    def _get_name(self) -> str:
-        return "QuantizedLinear(Reference)"
-
     @classmethod
     def from_float(
         cls: type[_LinearT], float_linear: nn.Module, weight_qparams: Mapping[str, Any]

@@ -85,9 +85,6 @@ class _ReferenceRNN(IntegerWeights, nn.RNNBase):
         """Integer weights and float biases by name."""
         return {name: getattr(self, name, None) for name in self._flat_weights_names}
 
-    def _get_name(self) -> str:
-        return f"Quantized{type(self).__name__}(Reference)"
-
     @classmethod
     def from_float(cls: type[_RNN], mod: nn.Module, weight_qparams_dict: Mapping[str, Any]) -> _RNN:
         """Quantize the weights of ``mod``, which is left as it is and shares nothing.
