@@ -114,3 +114,38 @@ def test_layers_of_one_weight(layer: Any, tmp_path: Path) -> None:
     exported = backquant.export(model, tmp_path / "m.xml", example_inputs=x, require=0.0)
     assert not exported.notes and min(exported.sqnr.values()) > 60
     assert layer is nn.ConvTranspose2d or exported.integer_share == 1
+
+
+TAILS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rounded": lambda y: y,
+    "relu": torch.relu,
+    "sum": lambda y: torch.relu(y + torch.tensor([0.5, 0.6, 0.7, 0.8])),
+    "sigmoid": torch.sigmoid,
+    "root": lambda y: (y.abs() + 0.1).sqrt(),
+}
+
+
+class Extremes(nn.Module):
+    """The greatest and the least of images, each through every tail to an integer layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        count = 2 * len(TAILS)
+        self.before = nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(count))
+        self.after = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        reduced = itertools.product((torch.amax, torch.amin), TAILS.values())
+        read = zip(self.before, self.after, reduced, strict=True)
+        return [after(tail(f(one(x), dim=(2, 3)))) for one, after, (f, tail) in read]
+
+
+def test_maxima_and_minima_that_are_rounded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 4, 6, 6)
+    seven = backquant.default_mapping("openvino", weight_bits=7)
+    model = backquant.quantize(
+        Extremes().eval(), backend="openvino", calibration=[x], qconfig_mapping=seven
+    )
+    exported = backquant.export(model, tmp_path / "m.xml", example_inputs=x)
+    assert exported.integer == exported.expected and min(exported.sqnr.values()) > 60

@@ -505,22 +505,45 @@ def _transformed(write: OnnxCalls, value: Any, axis: int, **attributes: int) -> 
 # floats unless that axis holds channels. An axis of one between the join and its rounding keeps them apart.
 
 
+#
+# A quantization that OpenVINO computes at the end of a maximum or minimum over axes gets partial results that
+# were rounded to bytes without a sign. The same axis keeps these apart.
+_FUSED = _SCALING | frozenset(
+    "Abs Clip Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish PRelu Relu Round Sigmoid "  # noqa: SIM905
+    "Softplus Sqrt Tanh".split()
+)
+
+
 def round_whole(model: Any) -> None:
-    """Let what is joined be rounded where products alone read it. Changes an ``onnx_ir.Model``."""
-    rewrite(model, {"Concat": _round_whole})
+    """Let joined values that products alone read, and maxima and minima, be rounded so. Changes an
+    ``onnx_ir.Model``."""
+    extremes = dict.fromkeys(("ReduceMax", "ReduceMin"), _round_extreme)
+    rewrite(model, {"Concat": _round_joined, **extremes})
 
 
-def _round_whole(node: ir.Node) -> None:
+def _round_joined(node: ir.Node) -> None:
     rounded = only_reader(node, "QuantizeLinear")
     back = None if rounded is None else only_reader(rounded, "DequantizeLinear")
-    if rounded is None or back is None:
-        return
-    readers = readers_of(back)
+    readers = [] if back is None else readers_of(back)
     fails = _PRODUCTS if _joins_channels(node) else _PRODUCTS | _CONVOLUTIONS
-    if readers and all(reader.op_type in fails for reader in readers):
-        axis = OnnxCalls(node).constant([0])
-        longer = OnnxCalls(rounded).Unsqueeze(node.outputs[0], axis)
-        whole = OnnxCalls(rounded).again(longer, *rounded.inputs[1:])
+    if rounded is not None and readers and all(reader.op_type in fails for reader in readers):
+        _round_apart(rounded)
+
+
+def _round_extreme(node: ir.Node) -> None:
+    reader: Any = node
+    while (reader := only_reader(reader, *_FUSED, "QuantizeLinear")) is not None:
+        if reader.op_type == "QuantizeLinear":
+            _round_apart(reader)
+            return
+
+
+def _round_apart(rounded: ir.Node) -> None:
+    """Round with another axis, in front, where one node reads the integers."""
+    back = only_reader(rounded, "DequantizeLinear")
+    if back is not None:
+        write, axis = OnnxCalls(rounded), OnnxCalls(rounded).constant([0])
+        whole = write.again(write.Unsqueeze(rounded.inputs[0], axis), *rounded.inputs[1:])
         floats = OnnxCalls(back).again(whole, *back.inputs[1:])
         replace(back, OnnxCalls(back).Squeeze(floats, axis))
 
