@@ -149,3 +149,32 @@ def test_maxima_and_minima_that_are_rounded(tmp_path: Path) -> None:
     )
     exported = backquant.export(model, tmp_path / "m.xml", example_inputs=x)
     assert exported.integer == exported.expected and min(exported.sqnr.values()) > 60
+
+
+class Sums(nn.Module):
+    """Products of one value and one weight, which differ in what is added, each to an integer layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.rand(4, 6) - 0.5)
+        self.register_buffer("added", torch.rand(6) - 0.5)
+        self.before = nn.Linear(4, 4)
+        self.after = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y, factors = self.before(x), (1, 0.5, -0.25)
+        made = [torch.addmm(self.added, y, self.weight, beta=f) for f in factors]
+        return [layer(value) for layer, value in zip(self.after, made, strict=True)]
+
+
+def test_sums_with_one_product(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 4)
+    seven = backquant.default_mapping("openvino", weight_bits=7)
+    model = backquant.quantize(
+        Sums().eval(), backend="openvino", calibration=[x], qconfig_mapping=seven
+    )
+    exported = backquant.export(
+        model, tmp_path / "m.xml", example_inputs=x, dynamic_shapes={"x": {0: "b"}}, require=0.0
+    )
+    assert not exported.notes and min(exported.sqnr.values()) > 60

@@ -507,7 +507,8 @@ def _transformed(write: OnnxCalls, value: Any, axis: int, **attributes: int) -> 
 
 #
 # A quantization that OpenVINO computes at the end of a maximum or minimum over axes gets partial results that
-# were rounded to bytes without a sign. The same axis keeps these apart.
+# were rounded to bytes without a sign. Of products of one value and one weight it makes one, and loses their
+# addends in the quantizations behind them where sizes are free. The same axis keeps these apart.
 _FUSED = _SCALING | frozenset(
     "Abs Clip Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish PRelu Relu Round Sigmoid "  # noqa: SIM905
     "Softplus Sqrt Tanh".split()
@@ -515,10 +516,11 @@ _FUSED = _SCALING | frozenset(
 
 
 def round_whole(model: Any) -> None:
-    """Let joined values that products alone read, and maxima and minima, be rounded so. Changes an
-    ``onnx_ir.Model``."""
-    extremes = dict.fromkeys(("ReduceMax", "ReduceMin"), _round_extreme)
-    rewrite(model, {"Concat": _round_joined, **extremes})
+    """Let joined values that products alone read, maxima and minima, and products of one value and one
+    weight be rounded so. Changes an ``onnx_ir.Model``."""
+    extremes = dict.fromkeys(("ReduceMax", "ReduceMin"), _round_behind)
+    products = dict.fromkeys(_PRODUCTS, _round_alike)
+    rewrite(model, {"Concat": _round_joined, **extremes, **products})
 
 
 def _round_joined(node: ir.Node) -> None:
@@ -530,7 +532,17 @@ def _round_joined(node: ir.Node) -> None:
         _round_apart(rounded)
 
 
-def _round_extreme(node: ir.Node) -> None:
+def _round_alike(node: ir.Node) -> None:
+    weight = array_of(node.inputs[_WEIGHT])
+    others = {use.node for use in node.inputs[0].uses() if use.idx != _WEIGHT} - {node}
+    alike = (each for each in others if each.op_type in _PRODUCTS)
+    if weight is not None and any(
+        np.array_equal(weight, array_of(each.inputs[_WEIGHT])) for each in alike
+    ):
+        _round_behind(node)
+
+
+def _round_behind(node: ir.Node) -> None:
     reader: Any = node
     while (reader := only_reader(reader, *_FUSED, "QuantizeLinear")) is not None:
         if reader.op_type == "QuantizeLinear":
