@@ -8,12 +8,8 @@ from typing import Any
 import torch
 
 DTYPES = (torch.int8, torch.uint8, torch.int16, torch.uint16)
-_WEIGHTED = frozenset(
-    [
-        "linear",
-        *(f"conv{n}d" for n in (1, 2, 3)),
-        *(f"conv_transpose{n}d" for n in (1, 2, 3)),
-    ]
+WEIGHTED = frozenset(
+    ["linear", *(f"{conv}{n}d" for conv in ("conv", "conv_transpose") for n in (1, 2, 3))]
 )
 _POOLS = frozenset(f"max_pool{n}d" for n in (1, 2, 3))
 _AVERAGES = frozenset(("avg_pool", "adaptive_avg_pool", "mean"))
@@ -32,7 +28,7 @@ def _wrong(tensors: Tensors, name: str, dtypes: Sequence[torch.dtype]) -> str:
 
 def _weighted(config: Any, tensors: Tensors) -> str:
     """An integer weight, its zero points, a finite unit of sums; a bias and a table, or none."""
-    if config.operator not in _WEIGHTED:
+    if config.operator not in WEIGHTED:
         return f"operator is {config.operator!r}"
     dims = 2 + int(next((c for c in config.operator if c.isdigit()), 0))
     weight, unit = tensors.get("weight"), tensors.get("unit")
@@ -85,7 +81,7 @@ def _scaled(config: Any, tensors: Tensors) -> str:
 
 def _scaled_conv(config: Any, tensors: Tensors) -> str:
     """An integer weight of a convolution, with zero points for all of it, and finite scales."""
-    if config.operator not in _WEIGHTED - {"linear"}:
+    if config.operator not in WEIGHTED - {"linear"}:
         return f"operator is {config.operator!r}"
     dims = 2 + int(config.operator[-2])
     wrong = _wrong_weight(tensors)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch.fx import Node
@@ -55,16 +55,8 @@ _DTYPES = (*_INTEGERS, torch.float32, torch.float16, torch.bfloat16)
 _WORDS = {
     "post_op": frozenset(
         [
-            "none",
-            "relu",
-            "hardtanh",
-            "hardswish",
-            "swish",
-            "gelu",
-            "leaky_relu",
-            "tanh",
-            "sum",
-            "sigmoid",
+            *("none", "relu", "hardtanh", "hardswish", "swish", "gelu", "leaky_relu", "tanh"),
+            *("sum", "sigmoid"),
         ]
     ),
     "post_algorithm": frozenset(("", "none", "tanh")),
@@ -86,15 +78,7 @@ _BETWEEN = {
     "pad": (-_LARGEST_WINDOW, _LARGEST_WINDOW),
     "fill": (-_LARGEST_WINDOW, _LARGEST_WINDOW),
 }
-_OPERATORS = frozenset(
-    f"{name}{relu}"
-    for name in (
-        "linear",
-        *(f"conv{n}d" for n in (1, 2, 3)),
-        *(f"conv_transpose{n}d" for n in (1, 2, 3)),
-    )
-    for relu in ("", "_relu")
-)
+_OPERATORS = frozenset(f"{n}{relu}" for n in integer_checks.WEIGHTED for relu in ("", "_relu"))
 _POST_NUMBERS = {"hardtanh": 2, "leaky_relu": 1}
 
 
@@ -282,7 +266,9 @@ def _told(name: str, tensor: torch.Tensor | None) -> str:
     return f"{name} is {str(tensor.dtype)[6:]}{list(tensor.shape)}"
 
 
-def _is(tensor: torch.Tensor | None, dtypes: Sequence[torch.dtype], dims: Sequence[int]) -> bool:
+def _is(
+    tensor: torch.Tensor | None, dtypes: Sequence[torch.dtype], dims: Sequence[int]
+) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.dtype in dtypes
@@ -298,7 +284,6 @@ def _weighted(config: Any, tensors: Tensors) -> str:
     dtypes = (getattr(config, "weight_dtype", torch.int8),)
     if dtypes[0] not in (torch.int8, torch.float16) or not _is(weight, dtypes, (2 + spatial,)):
         return _told("weight", weight)
-    assert weight is not None
     operator = getattr(config, "operator", "")
     groups = getattr(config, "groups", 1)
     is_transposed = operator.startswith("conv_transpose")
@@ -318,19 +303,17 @@ def _weighted(config: Any, tensors: Tensors) -> str:
 def _qparams(weight: str, bias: str, out: int, tensors: Tensors) -> str:
     """One scale and zero point, or one for each of ``out`` rows; a bias of ``out``, or none."""
     scale, zero_point = (tensors.get(f"{weight}_{name}") for name in ("scale", "zero_point"))
-    if not _is(scale, (torch.float32, torch.float64), (0, 1)) or scale.numel() not in (1, out):  # type: ignore[union-attr]
+    if not _is(scale, (torch.float32, torch.float64), (0, 1)) or scale.numel() not in (1, out):
         return _told(f"{weight}_scale", scale)
-    assert scale is not None
     if not (torch.isfinite(scale).all() and (scale >= 0).all()):
         return f"{weight}_scale is not finite and positive"
     kinds = (torch.int64, torch.int32, torch.float32)
-    if not _is(zero_point, kinds, (0, 1)) or zero_point.numel() != scale.numel():  # type: ignore[union-attr]
+    if not _is(zero_point, kinds, (0, 1)) or zero_point.numel() != scale.numel():
         return _told(f"{weight}_zero_point", zero_point)
-    assert zero_point is not None
     if not (zero_point.double().abs() <= 255).all():
         return f"{weight}_zero_point is not within a byte"
     found = tensors.get(bias)
-    good = _is(found, (torch.float32,), (1,)) and found.numel() == out  # type: ignore[union-attr]
+    good = _is(found, (torch.float32,), (1,)) and found.numel() == out
     return "" if found is None or good else _told(bias, found)
 
 
@@ -353,7 +336,6 @@ def _recurrent(config: Any, tensors: Tensors) -> str:
                 weight, (config.weight_dtype,), (2,)
             ):
                 return _told(name, weight)
-            assert weight is not None
             first = number < (2 if both else 1)
             columns = config.hidden_size if side == "hh" else (weight.shape[1] if first else inner)
             if tuple(weight.shape) != (rows, columns):
@@ -366,7 +348,7 @@ def _recurrent(config: Any, tensors: Tensors) -> str:
 
 def _lookup(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
     table = tensors.get("table")
-    good = _is(table, (torch.uint8, torch.int8), (1,)) and table.numel() == 256  # type: ignore[union-attr]
+    good = _is(table, (torch.uint8, torch.int8), (1,)) and table.numel() == 256
     return "" if good else _told("table", table)
 
 
@@ -375,7 +357,7 @@ def _table(config: Any, tensors: Tensors) -> str:
     if weight is not None:
         return _of_rows(config, weight, tensors)
     bytes_ = config.columns + 8 if config.bits == 8 else (config.columns + 1) // 2 + 4
-    good = _is(table, (torch.uint8,), (2,)) and table.shape[1] == bytes_  # type: ignore[union-attr]
+    good = _is(table, (torch.uint8,), (2,)) and table.shape[1] == bytes_
     return "" if good else _told("table", table)
 
 
@@ -386,8 +368,9 @@ def _of_rows(config: Any, weight: torch.Tensor, tensors: Tensors) -> str:
         return _told("weight", weight)
     for name in ("weight_scale", "weight_zero_point"):
         numbers = tensors.get(name)
-        good = _is(numbers, (torch.float32, torch.float64, torch.int64), (0, 1))
-        if not good or numbers.numel() not in (1, len(weight)) or not numbers.isfinite().all():  # type: ignore[union-attr]
+        if not _is(numbers, (torch.float32, torch.float64, torch.int64), (0, 1)):
+            return _told(name, numbers)
+        if numbers.numel() not in (1, len(weight)) or not numbers.isfinite().all():
             return _told(name, numbers)
     return ""
 
@@ -397,7 +380,6 @@ def _lowbit(config: Any, tensors: Tensors) -> str:
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if not _is(weight, (torch.int8,), (2,)):
         return _told("weight", weight)
-    assert weight is not None
     out, inputs = weight.shape
     in_groups = config.bits == 4
     if in_groups and (config.group not in (32, 64, 128, 256) or inputs % config.group):
@@ -416,15 +398,14 @@ def _grouped_table(config: Any, tensors: Tensors) -> str:
         return _grouped_grid(weight, tensors) if good else _told("weight", weight)
     packed = config.bits == 4
     width = config.columns // 2 if packed else config.columns
-    good = _is(table, (torch.uint8 if packed else torch.int8,), (2,)) and not (
-        packed and config.columns % 2
-    )
-    if not good or table.shape[1] != width:  # type: ignore[union-attr]
+    if not _is(table, (torch.uint8 if packed else torch.int8,), (2,)):
         return _told("table", table)
-    groups = scale.shape[1] if _is(scale, (torch.float32,), (2,)) else 0  # type: ignore[union-attr]
+    if (packed and config.columns % 2) or table.shape[1] != width:
+        return _told("table", table)
+    groups = scale.shape[1] if _is(scale, (torch.float32,), (2,)) else 0
     if not groups or config.columns % groups:
         return _told("scale", scale)
-    return _grid("scale", (len(table), groups), tensors)  # type: ignore[arg-type]
+    return _grid("scale", (len(table), groups), tensors)
 
 
 def _grouped_grid(weight: torch.Tensor, tensors: Tensors) -> str:
@@ -439,19 +420,17 @@ def _grouped_grid(weight: torch.Tensor, tensors: Tensors) -> str:
 
 def _grid(name: str, shape: tuple[int, ...], tensors: Tensors) -> str:
     scale = tensors.get(name)
-    if not _is(scale, (torch.float32,), (len(shape),)) or tuple(scale.shape) != shape:  # type: ignore[union-attr]
+    if not _is(scale, (torch.float32,), (len(shape),)) or tuple(scale.shape) != shape:
         return _told(name, scale)
-    assert scale is not None
     positive = bool(torch.isfinite(scale).all() and (scale >= 0).all())
     return "" if positive else f"{name} is not finite and positive"
 
 
 def _batch_norm(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
-    names = ("weight", "bias", "mean", "var")
     first = tensors.get("weight")
-    for name in names:
+    for name in ("weight", "bias", "mean", "var"):
         tensor = tensors.get(name)
-        if not _is(tensor, (torch.float32,), (1,)) or tensor.shape != first.shape:  # type: ignore[union-attr]
+        if first is None or not _is(tensor, (torch.float32,), (1,)) or tensor.shape != first.shape:
             return _told(name, tensor)
     return ""
 
@@ -466,9 +445,9 @@ def _norm(config: Any, tensors: Tensors) -> str:
             return _told(name, tensor)
         if tensor is not None and config.kind == "layer" and tuple(tensor.shape) != config.size:
             return _told(name, tensor)
-    pair = [tensors.get(name) for name in ("weight", "bias")]
-    if None not in pair and pair[0].shape != pair[1].shape:  # type: ignore[union-attr]
-        return _told("bias", pair[1])
+    weight, bias = (tensors.get(name) for name in ("weight", "bias"))
+    if weight is not None and bias is not None and weight.shape != bias.shape:
+        return _told("bias", bias)
     return ""
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from backquant.conformance.models import Input
+from backquant.lower.kernels.prepared import channels_last
 
 #: Where the zero point comes to lie: between, at either end; and scales that are large and small.
 RANGES: dict[str, tuple[float, float]] = {
@@ -122,11 +123,6 @@ def _on_grid(value: Tensor, grid: Tensor | None) -> Tensor:
     return ((value.double() / scale).round() * scale).float()
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
-
-
 def _transposed(x: Tensor) -> Tensor:
     return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() > 1 else x
 
@@ -143,7 +139,7 @@ def _sliced(x: Tensor) -> Tensor:
 
 _LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,
-    "channels last": _channels_last,
+    "channels last": channels_last,
     "transposed": _transposed,
     "sliced": _sliced,
 }

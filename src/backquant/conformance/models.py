@@ -19,7 +19,7 @@ from backquant.backend_config import BackendConfig, BackendPatternConfig, DTypeC
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import NormalPattern, PatternNode
 from backquant.conformance.samples import drawn_sample, sample_text, with_features
-from backquant.dtypes import Granularity
+from backquant.deploy.job import in_groups
 from backquant.nn.intrinsic import FusedModule
 from backquant.operators import find
 from backquant.operators.operator import INPUT, SEED, Operator, Sample, Weight, build_module
@@ -90,16 +90,11 @@ def float_model(
         module, given = own
         return FloatModel(module.eval(), [Input(tuple(x.shape)) for x in given], "as given")
     pattern, trained = float_pattern(entry, backend)
-    builder = _Builder(choice, sample, in_groups=config is not None and _in_groups(config))
+    builder = _Builder(choice, sample, in_groups=config is not None and in_groups(config))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED if choice is None else choice.randrange(1 << 30))
         module = builder.build(pattern)
     return FloatModel(module, builder.inputs, builder.text, trained, tuple(builder.operators))
-
-
-def _in_groups(config: DTypeConfig) -> bool:
-    shared = config.weight_dtype_with_constraints.granularity
-    return shared is not None and Granularity.parse(shared).has_blocks
 
 
 def float_pattern(

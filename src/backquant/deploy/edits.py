@@ -106,6 +106,11 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return {each.name: each.default_value for each in schema} | given | dict(node.kwargs)
 
 
+def operands(node: fx.Node) -> tuple[Any, ...]:
+    """The positional arguments of a call, whose types its operator's schema knows."""
+    return node.args
+
+
 def rewrite(program: ExportedProgram, rules: Mapping[Any, Rule]) -> None:
     """Apply each rule to every call of its operator, in graph order, in place; what nobody reads goes.
 

@@ -113,7 +113,7 @@ def expected_operators(
             continue
         dtypes = config.shared_configs[match.entry].dtype_configs[decision.dtype_config]
         in_float = dtypes.input_dtype is not None and not is_quantized(dtypes.input_dtype)
-        if (in_float and not _in_groups(dtypes)) or decision.observation.endswith("NOT_OBSERVED"):
+        if (in_float and not in_groups(dtypes)) or decision.observation.endswith("NOT_OBSERVED"):
             continue
         found.append(
             ExpectedOperator(
@@ -129,7 +129,7 @@ def expected_operators(
     return tuple(found)
 
 
-def _in_groups(dtypes: DTypeConfig) -> bool:
+def in_groups(dtypes: DTypeConfig) -> bool:
     """Whether the weight is one that a target has kernels for which read groups of few bits."""
     shared = dtypes.weight_dtype_with_constraints.granularity
     return shared is not None and Granularity.parse(shared).has_blocks
@@ -168,7 +168,7 @@ def _choose(node: Any) -> None:
     shape, covered = source.meta["val"].shape, mask.meta["val"].shape
     first = len(indices) - 1  # whole axes before those of the mask
     inner = shape[first + len(covered) :]
-    if not _same(shape[first : first + len(covered)], covered):
+    if not same_sizes(shape[first : first + len(covered)], covered):
         return
     value_shape = value.meta["val"].shape
     more = max(len(value_shape) - len(inner), 0)
@@ -190,7 +190,8 @@ def _mask(indices: Any) -> Any:
     return last if last.meta["val"].dtype is torch.bool else None
 
 
-def _same(found: Any, wanted: Any) -> bool:
+def same_sizes(found: Any, wanted: Any) -> bool:
+    """Whether shapes are equal, without a guard on free sizes."""
     pairs = zip(found, wanted, strict=False)
     return len(found) == len(wanted) and all(statically_known_true(a == b) for a, b in pairs)
 

@@ -58,7 +58,7 @@ def _sums(
     if kernel.weight_zero_point.any():
         raise NoTosaError("weights with a zero point")
     dims = max(2, len(config.stride))
-    x, weight, channels = image(x, dims), _kernel(weight, dims), out.shape[1]
+    x, weight, channels = image(x, dims), image(weight, dims), out.shape[1]
     if config.operator == "linear":
         x, channels = inputs[0].reshape(-1, 1, 1, inputs[0].shape[-1]), out.shape[-1]
         weight = kernel.weight.numpy().reshape(channels, 1, 1, -1)
@@ -96,14 +96,9 @@ def _sums(
 
 
 def image(x: Array, dims: int) -> Array:
-    """Channels last, with a height of 1 where there is none."""
+    """An image or a weight with channels last, and a height of 1 where there is none."""
     x = np.moveaxis(x, 1, -1)
     return x if x.ndim == dims + 2 else x[:, None]
-
-
-def _kernel(weight: Array, dims: int) -> Array:
-    weight = np.moveaxis(weight, 1, -1)
-    return weight if weight.ndim == dims + 2 else weight[:, None]
 
 
 def _shape_of(out: Array, operator: str, dims: int, x: Array) -> tuple[int, ...]:

@@ -54,7 +54,15 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from backquant.deploy import edits
-from backquant.deploy.edits import AtenCalls, Rules, arguments, before, first_only, sizes_of
+from backquant.deploy.edits import (
+    AtenCalls,
+    Rules,
+    arguments,
+    before,
+    first_only,
+    operands,
+    sizes_of,
+)
 from backquant.deploy.executorch.volumes import VOLUMES, product
 from backquant.deploy.executorch.workarounds import (
     WORKAROUNDS,
@@ -85,9 +93,9 @@ _MASKED = 1e30  # exp(-1e30) is 0, and scores are far smaller
 
 
 @RULES.on(*named("matmul").aten)
-def batched_product(node: Any, write: AtenCalls) -> Any:
+def batched_product(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 3, in place; other products stay as they are."""
-    one, other = node.args
+    one, other = operands(node)
     left, right = (value.meta["val"].shape for value in (one, other))
     if len(left) < 3 or len(left) != len(right) or list(left[:-2]) != list(right[:-2]):
         return None
@@ -274,9 +282,9 @@ def _rounded(node: fx.Node, value: Any) -> Any:
 
 
 @RULES.on(*overloads("relu", "hardtanh"))
-def _clip(node: Any, _: AtenCalls) -> None:
+def _clip(node: fx.Node, _: AtenCalls) -> None:
     """Rule 9, at ``relu`` or ``hardtanh``."""
-    source = node.args[0]
+    source = operands(node)[0]
     is_relu = node.target in overloads("relu")
     rounded_first = _ARITHMETIC - overloads("add") if is_relu else _ARITHMETIC
     if source.target not in rounded_first or len(source.users) != 1:
@@ -312,9 +320,9 @@ def _pad_in_float(graph: Any) -> None:
                 node.kwargs = {}
 
 
-def _round_first(node: Any) -> None:
+def _round_first(node: fx.Node) -> None:
     """Rule 20."""
-    source, users = node.args[0], list(node.users)
+    source, users = operands(node)[0], list(node.users)
     if not is_dequantize(source) or len(users) != 1 or not is_quantize(users[0]):
         return
     if tuple(users[0].args[1:]) != tuple(source.args[1:]):
@@ -349,8 +357,8 @@ def _view(node: fx.Node, write: AtenCalls) -> Any:
 
 
 @RULES.on(*_SOFTMAXES)
-def _softmax(node: Any, write: AtenCalls) -> Any:
-    source, axis, *more = node.args
+def _softmax(node: fx.Node, write: AtenCalls) -> Any:
+    source, axis, *more = operands(node)
     shape = source.meta["val"].shape
     if len(shape) != 4 or axis not in (-1, 3) or not _follows_convolution(source):
         return None
@@ -376,19 +384,19 @@ def _prelu(node: fx.Node, write: AtenCalls) -> Any:
 
 
 @RULES.on("_native_batch_norm_legit_no_training")
-def _batch_norm(node: Any, write: AtenCalls) -> Any:
-    source = node.args[0]
+def _batch_norm(node: fx.Node, write: AtenCalls) -> Any:
+    source = operands(node)[0]
     sizes = sizes_of(source)
     if source.target not in _LINEARS or len(sizes) != 3 or not first_only(node):
         return None
     if sum(not isinstance(size, int) for size in source.meta["val"].shape) > 1:
         return None  # no view can say them
-    made = write.call(node.target, write.view(source, [*sizes, 1]), *node.args[1:])
+    made = write.call(node.target, write.view(source, [*sizes, 1]), *operands(node)[1:])
     return write.view(write.call(operator.getitem, made, 0), sizes)
 
 
 @RULES.on("linalg_vector_norm")
-def _vector_norm(node: Any, write: AtenCalls) -> Any:
+def _vector_norm(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 12."""
     source, order, axes, keep, _ = arguments(node).values()
     if order != 2 or axes is None or node.kwargs or source.meta["val"].dtype is not torch.float32:
@@ -398,9 +406,9 @@ def _vector_norm(node: Any, write: AtenCalls) -> Any:
 
 
 @RULES.on("pow.Tensor_Scalar")
-def _power(node: Any, write: AtenCalls) -> Any:
+def _power(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 12."""
-    source, exponent = node.args
+    source, exponent = operands(node)
     if source.meta["val"].dtype is not torch.float32:
         return None
     if exponent == 2:
@@ -427,13 +435,13 @@ def _roll(node: fx.Node, write: AtenCalls) -> Any:
 
 
 @RULES.on(*_EXPANSIONS)
-def _expand(node: Any, _: AtenCalls) -> None:
+def _expand(node: fx.Node, _: AtenCalls) -> None:
     """Rule 12: readers that compute with another value of the full size repeat it themselves."""
-    source, value = node.args[0], node.meta["val"]
+    source, value = operands(node)[0], node.meta["val"]
     if source.meta["val"].dim() != value.dim():
         return
     for user in list(node.users):
-        pair = user.args[:2] if user.target in _REPEATING else ()
+        pair = operands(user)[:2] if user.target in _REPEATING else ()
         others = [each for each in pair if each is not node]
         if [getattr(each, "meta", {}).get("val") is not None for each in others] != [True]:
             continue
@@ -442,9 +450,9 @@ def _expand(node: Any, _: AtenCalls) -> None:
 
 
 @RULES.on(*_REPEATING)
-def _with_number(node: Any, _: AtenCalls) -> None:
+def _with_number(node: fx.Node, _: AtenCalls) -> None:
     """Rule 15."""
-    one, other, *more = node.args
+    one, other, *more = operands(node)
     if type(other) is int and one.meta["val"].is_floating_point():
         node.args = (one, float(other), *more)
 
@@ -459,9 +467,9 @@ _LAYOUT_TAKERS = overloads(
 
 
 @RULES.on(*_LINEARS)
-def _linear(node: Any, write: AtenCalls) -> Any:
+def _linear(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 18."""
-    value, quantized = node.args[0], torch.ops.quantized_decomposed
+    value, quantized = operands(node)[0], torch.ops.quantized_decomposed
     if (
         value.target is not quantized.dequantize_per_tensor.tensor
         or value.meta["val"].dim() != _IMAGE
@@ -477,7 +485,7 @@ def _linear(node: Any, write: AtenCalls) -> Any:
     pair = [write.call(operator.getitem, found, place) for place in (0, 1)]
     rounded = write.call(quantize.target, flat, *pair, *quantize.args[3:], **quantize.kwargs)
     back = write.call(value.target, rounded, *pair, *value.args[3:], **value.kwargs)
-    made = write.call(node.target, back, *node.args[1:], **node.kwargs)
+    made = write.call(node.target, back, *operands(node)[1:], **node.kwargs)
     return write.view(made, sizes_of(node))
 
 

@@ -27,6 +27,7 @@ from backquant.deploy.edits import (
     arguments,
     before,
     first_only,
+    operands,
     sizes_of,
 )
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
@@ -95,11 +96,11 @@ def _is_known(sizes: list[Any]) -> bool:
 
 
 @VOLUMES.on("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d")
-def pool_of_one_dimension(node: Any, write: AtenCalls) -> Any:
+def pool_of_one_dimension(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 2."""
-    source, *windows = node.args
+    source, *windows = operands(node)
     sizes = sizes_of(source)
-    name = str(node.target._schema.name).removeprefix("aten::").replace("1d", "2d")
+    name = str(node.target).split(".")[1].replace("1d", "2d")
     if not _is_known(sizes) or node.kwargs:
         return None
     around = (0 if place == 2 else 1 for place in range(len(windows)))  # padding is the third
@@ -119,9 +120,9 @@ def pool_of_one_dimension(node: Any, write: AtenCalls) -> Any:
     return reshaped
 
 
-def without_batch(node: Any, write: AtenCalls) -> Any:
+def without_batch(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 2, of images of three dimensions."""
-    source, *more = node.args
+    source, *more = operands(node)
     sizes = sizes_of(source)
     if len(sizes) != 3 or not _is_known(sizes):
         return None
@@ -130,10 +131,10 @@ def without_batch(node: Any, write: AtenCalls) -> Any:
 
 
 @VOLUMES.on("max_pool2d", "avg_pool2d")
-def pool_of_images(node: Any, write: AtenCalls) -> Any:
+def pool_of_images(node: fx.Node, write: AtenCalls) -> Any:
     """Rules 4 and 2."""
     said = arguments(node)
-    given = sizes_of(node.args[0])[-2:]
+    given = sizes_of(operands(node)[0])[-2:]
     if said["ceil_mode"] and _is_known(given) and -1 not in given:
         windows = said["kernel_size"], said["stride"] or said["kernel_size"], said["padding"]
         two = [_each(sizes, 2) for sizes in (*windows, said.get("dilation", 1))]
@@ -161,11 +162,11 @@ _WINDOWS = {
 
 
 @VOLUMES.on(*_WINDOWS)
-def adaptive(node: Any, write: AtenCalls) -> Any:
+def adaptive(node: fx.Node, write: AtenCalls) -> Any:
     """Rule 3."""
     if node.target not in _WINDOWS:
         return None
-    source, wanted = node.args
+    source, wanted = operands(node)
     value = source.meta["val"]
     given = value.shape[-2:]
     if value.dim() != 4 or not all(isinstance(size, int) and size for size in (*given, *wanted)):
@@ -237,9 +238,9 @@ def pool(node: fx.Node, write: AtenCalls) -> Any:
     return result
 
 
-def _one_after_another(node: Any, write: AtenCalls, of_images: _Call, of_depths: _Call) -> Any:
+def _one_after_another(node: fx.Node, write: AtenCalls, of_images: _Call, of_depths: _Call) -> Any:
     """What the two calls make of the input of ``node``; ``None``, and nothing, if they cannot."""
-    source, result = node.args[0], node
+    source, result = operands(node)[0], node
     if not isinstance(node.meta["val"], torch.Tensor):
         if not first_only(node) or not node.users:
             return None
@@ -254,9 +255,9 @@ def _one_after_another(node: Any, write: AtenCalls, of_images: _Call, of_depths:
 
 
 @VOLUMES.on("adaptive_avg_pool3d", "adaptive_max_pool3d")
-def adaptive_pool(node: Any, write: AtenCalls) -> Any:
+def adaptive_pool(node: fx.Node, write: AtenCalls) -> Any:
     """``adaptive_avg_pool3d``, and ``adaptive_max_pool3d`` where nobody reads the places."""
-    depth, *plane = node.args[1]
+    depth, *plane = operands(node)[1]
     is_mean = isinstance(node.meta["val"], torch.Tensor)
     target = overload("adaptive_avg_pool2d" if is_mean else "adaptive_max_pool2d")
     made: list[Any] = []
@@ -284,7 +285,7 @@ _RESIZES = {
 
 
 @VOLUMES.on(*_RESIZES)
-def resize(node: Any, write: AtenCalls) -> Any:
+def resize(node: fx.Node, write: AtenCalls) -> Any:
     """``upsample_nearest3d`` and ``upsample_trilinear3d``."""
     _, sizes, *corners, factors = arguments(node).values()
     target = _RESIZES[node.target]
@@ -320,7 +321,7 @@ class _Moves(AtenCalls):
 
 
 @VOLUMES.on("conv3d", "conv3d.padding")
-def convolution(node: Any, _: AtenCalls) -> None:
+def convolution(node: fx.Node, _: AtenCalls) -> None:
     """Rules 1 and 2, of ``conv3d``."""
     source, weight, bias, stride, padding, dilation, groups = arguments(node).values()
     kernel = weight.meta["val"].shape
@@ -473,7 +474,7 @@ def _as_volume(node: fx.Node, images: Any) -> Any:
 
 
 @VOLUMES.on("conv_transpose3d.input")
-def transposed(node: Any, _: AtenCalls) -> Any:
+def transposed(node: fx.Node, _: AtenCalls) -> Any:
     """Rule 3, of ``conv_transpose3d``."""
     source, weight, bias, stride, padding, more, groups, dilation = arguments(node).values()
     inner, outer, depth, *window = weight.meta["val"].shape

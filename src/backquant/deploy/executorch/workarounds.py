@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls, Rules, arguments, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, Rules, arguments, operands, replace, sizes_of
 from backquant.lower.qdq import is_dequantize
 from backquant.operators import named, overload
 
@@ -21,9 +21,9 @@ WORKAROUNDS = Rules()
 
 
 @WORKAROUNDS.on("constant_pad_nd", "pad")
-def cut(node: Any, write: AtenCalls) -> Any:
+def cut(node: fx.Node, write: AtenCalls) -> Any:
     """What a negative size takes off is sliced off; then what others add is put on."""
-    source, sizes, *more = node.args
+    source, sizes, *more = operands(node)
     mode = arguments(node).get("mode", "constant")
     if mode != "constant" or not all(isinstance(size, int) for size in sizes):
         return None
@@ -48,21 +48,21 @@ def cut(node: Any, write: AtenCalls) -> Any:
 
 
 @WORKAROUNDS.on(*named("select").aten)
-def one(node: Any, write: AtenCalls) -> Any:
+def one(node: fx.Node, write: AtenCalls) -> Any:
     """``select``."""
-    source, axis, index = node.args
+    source, axis, index = operands(node)
     size = source.meta["val"].shape[axis]
     is_known = isinstance(index, int) and isinstance(size, int)
     return _one_of(write, source, axis, index % size) if is_known else None
 
 
 @WORKAROUNDS.on(*named("unbind").aten)
-def each(node: Any, _: AtenCalls) -> None:
+def each(node: fx.Node, _: AtenCalls) -> None:
     """``unbind``."""
     source, axis = arguments(node).values()
     for item in list(node.users):
         if item.target is operator.getitem:
-            replace(item, _one_of(AtenCalls(item), source, axis, item.args[1]))
+            replace(item, _one_of(AtenCalls(item), source, axis, operands(item)[1]))
     if not node.users:
         node.graph.erase_node(node)
 
@@ -72,7 +72,7 @@ def _one_of(write: AtenCalls, source: Any, axis: int, index: int) -> Any:
 
 
 @WORKAROUNDS.on("split.Tensor", "split_with_sizes")
-def pieces(node: Any, _: AtenCalls) -> None:
+def pieces(node: fx.Node, _: AtenCalls) -> None:
     """``split``, by a size or by sizes."""
     source, _sizes, axis = arguments(node).values()
     value, found = source.meta["val"], node.meta["val"]
@@ -82,7 +82,7 @@ def pieces(node: Any, _: AtenCalls) -> None:
     ends = list(accumulate(part.shape[axis] for part in found))
     for item in list(node.users):
         if item.target is operator.getitem:
-            place = item.args[1] % len(ends)
+            place = operands(item)[1] % len(ends)
             start = ends[place] - found[place].shape[axis]
             cut = AtenCalls(item).slice(source, axis % value.dim(), start, ends[place])
             replace(item, cut)
@@ -150,8 +150,8 @@ def _softplus(node: fx.Node, write: AtenCalls) -> Any:
 
 
 @WORKAROUNDS.on("mish")
-def _mish(node: Any, write: AtenCalls) -> Any:
-    [source] = node.args
+def _mish(node: fx.Node, write: AtenCalls) -> Any:
+    [source] = operands(node)
     is_float = source.meta["val"].is_floating_point()
     return write.mul(source, write.tanh(_written(write, source))) if is_float else None
 
@@ -184,9 +184,9 @@ def _is_free(node: fx.Node) -> bool:
     return not all(isinstance(size, int) for size in node.meta["val"].shape)
 
 
-def compute_in_float(node: Any) -> None:
+def compute_in_float(node: fx.Node) -> None:
     """Put the clamp before one of them."""
-    source, widest = node.args[0], torch.finfo(torch.float32)
+    source, widest = operands(node)[0], torch.finfo(torch.float32)
     node.replace_input_with(source, AtenCalls(node).clamp(source, widest.min, widest.max))
 
 
@@ -200,7 +200,7 @@ _MOST = 4096  # rows and columns: beyond, sixteen gathers are fewer operations
 
 
 @WORKAROUNDS.on(_BICUBIC, "upsample_bicubic2d.vec")
-def resize(node: Any, write: AtenCalls) -> Any:
+def resize(node: fx.Node, write: AtenCalls) -> Any:
     """``upsample_bicubic2d``."""
     source, _, corners, *scales = arguments(node).values()
     if node.target is not _BICUBIC:

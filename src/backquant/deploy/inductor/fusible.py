@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch._prims_common import is_contiguous_or_false
 
-from backquant.deploy.edits import AtenCalls, before, replace, rewrite, sizes_of
+from backquant.deploy.edits import AtenCalls, before, operands, replace, rewrite, sizes_of
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.graph.in_place import is_view
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
@@ -125,9 +125,9 @@ def _can_be_negated(value: Any) -> bool:
     return isinstance(held, torch.Tensor) and held.is_floating_point()
 
 
-def _unreshaped(node: Any) -> Any:
+def _unreshaped(node: fx.Node) -> Any:
     while isinstance(node, fx.Node) and node.target in _RESHAPES:
-        node = node.args[0]
+        node = operands(node)[0]
     return node
 
 

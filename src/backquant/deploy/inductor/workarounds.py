@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.deploy.edits import AtenCalls, arguments, before, replace, rewrite
+from backquant.deploy.edits import AtenCalls, arguments, before, operands, replace, rewrite
 from backquant.deploy.program import Program
 from backquant.graph import copied_graph
 from backquant.graph.dialect_ops import register_quantized_decomposed
@@ -124,8 +124,8 @@ def hold_zero(program: Program) -> None:
     rewrite(program.exported, {torch.ops.quantized_decomposed.choose_qparams.tensor: _read_ends})
 
 
-def _read_ends(node: Any, write: AtenCalls) -> None:
-    value = node.args[0]
+def _read_ends(node: fx.Node, write: AtenCalls) -> None:
+    value = operands(node)[0]
     low, high = write.clamp_max(write.amin(value), 0), write.clamp_min(write.amax(value), 0)
     node.replace_input_with(value, write.stack([low, high]))
 
@@ -157,8 +157,8 @@ def keep_ceil_mode(program: Program) -> None:
     rewrite(program.exported, {overload("max_pool2d"): _pool_bounded})
 
 
-def _pool_bounded(node: Any, write: AtenCalls) -> None:
-    value = node.args[0]
+def _pool_bounded(node: fx.Node, write: AtenCalls) -> None:
+    value = operands(node)[0]
     if arguments(node)["ceil_mode"] and is_dequantize(value):
         _, scale, zero_point, low, _, _ = value.args
         node.replace_input_with(value, write.clamp_min(value, (low - zero_point - 1) * scale))
@@ -314,8 +314,8 @@ def with_two_channels(program: Program) -> None:
     """
     widened: dict[Any, Any] = {}
 
-    def widen(node: Any, write: AtenCalls) -> None:
-        for value in node.args[:2] if _is_meant(node) else ():
+    def widen(node: fx.Node, write: AtenCalls) -> None:
+        for value in operands(node)[:2] if _is_meant(node) else ():
             node.replace_input_with(value, _second_channel(write, value, widened))
 
     rewrite(program.exported, dict.fromkeys(_ONE_CHANNEL_CONVOLUTIONS, widen))

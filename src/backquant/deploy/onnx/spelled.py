@@ -22,9 +22,9 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputSpec, TensorArgument
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from backquant.deploy.edits import AtenCalls, replace, sizes_of
+from backquant.deploy.job import same_sizes
 from backquant.operators import overload, overloads
 from backquant.operators.aten import cut_windows
 
@@ -203,7 +203,7 @@ def _with_one_front(node: fx.Node, inputs: list[Any]) -> fx.Node:
     masks = [value for value in given if isinstance(value, fx.Node)]
     is_free = any(not isinstance(size, int) for size in sizes)  # of more than one axis
     others = [*inputs, *[mask for mask in masks if mask.meta["val"].dim() >= _AXES]]
-    if is_free or not all(_same(x.meta["val"].shape[:-3], front) for x in others):
+    if is_free or not all(same_sizes(x.meta["val"].shape[:-3], front) for x in others):
         return node
     flat = {x: write.flatten(x, 0, -_AXES) for x in others}
     made: fx.Node = write.call(
@@ -213,9 +213,3 @@ def _with_one_front(node: fx.Node, inputs: list[Any]) -> fx.Node:
     )
     replace(node, write.reshape(made, sizes))
     return made
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Without a guard on free sizes."""
-    pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in pairs)

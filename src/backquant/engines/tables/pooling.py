@@ -3,7 +3,7 @@ of the input, as the reference model does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,10 +70,15 @@ def max_rules() -> list[LowerRule]:
     ['max_pool1d', 'max_pool2d', 'max_pool3d']
     """
     kernels = (pooling.max_pool1d, pooling.max_pool2d, pooling.max_pool3d)
-    names = [f"max_pool{rank}d" for rank in (1, 2, 3)]
+    return _by_dimension("max_pool", kernels, _max)
+
+
+def _by_dimension(
+    name: str, kernels: Iterable[Callable[..., torch.Tensor]], build: Callable[..., _Build]
+) -> list[LowerRule]:
     return [
-        LowerRule(name, (spellings(name),), _max(kernel, rank))
-        for rank, (name, kernel) in enumerate(zip(names, kernels, strict=True), 1)
+        LowerRule(f"{name}{rank}d", (spellings(f"{name}{rank}d"),), build(kernel, rank))
+        for rank, kernel in enumerate(kernels, 1)
     ]
 
 
@@ -84,11 +89,7 @@ def average_rules() -> list[LowerRule]:
     ['avg_pool1d', 'avg_pool2d', 'avg_pool3d']
     """
     kernels: tuple[Any, ...] = (pooling.avg_pool1d, pooling.avg_pool2d, pooling.avg_pool3d)
-    names = [f"avg_pool{rank}d" for rank in (1, 2, 3)]
-    return [
-        LowerRule(name, (spellings(name),), _average(kernel, rank))
-        for rank, (name, kernel) in enumerate(zip(names, kernels, strict=True), 1)
-    ]
+    return _by_dimension("avg_pool", kernels, _average)
 
 
 def adaptive_rules() -> list[LowerRule]:
@@ -97,23 +98,10 @@ def adaptive_rules() -> list[LowerRule]:
     >>> [rule.name for rule in adaptive_rules()]
     ['adaptive_avg_pool1d', 'adaptive_avg_pool2d', 'adaptive_avg_pool3d']
     """
-    return [
-        LowerRule(
-            "adaptive_avg_pool1d",
-            (spellings("adaptive_avg_pool1d"),),
-            _adaptive(pooling.adaptive_avg_pool1d, 1),
-        ),
-        LowerRule(
-            "adaptive_avg_pool2d",
-            (spellings("adaptive_avg_pool2d"),),
-            _adaptive(pooling.adaptive_avg_pool2d, 2),
-        ),
-        LowerRule(
-            "adaptive_avg_pool3d",
-            (spellings("adaptive_avg_pool3d"),),
-            _adaptive(pooling.adaptive_avg_pool3d, 3),
-        ),
-    ]
+    kernels = (
+        pooling.adaptive_avg_pool1d, pooling.adaptive_avg_pool2d, pooling.adaptive_avg_pool3d,
+    )  # fmt: skip
+    return _by_dimension("adaptive_avg_pool", kernels, _adaptive)
 
 
 def mean_rules() -> list[LowerRule]:

@@ -21,12 +21,15 @@ from backquant.native.plan import Result, Shape, has_tiles, is_known, plan
 
 
 @dataclass(frozen=True)
-class _Weights:
+class Weights:
+    """Weight, scales and bias of one operator."""
+
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None
 
     def folded(self, x_scale: float, zero_point: int) -> torch.Tensor:
+        """The bias that makes up for the zero point of the input."""
         found = fold_zero_point(self.weight, self.scale, self.bias, x_scale, zero_point)
         return torch.zeros(self.weight.shape[0]) if found is None else found
 
@@ -81,7 +84,7 @@ class Planned:
         if found is None:
             weight, channels = kernel.weight, kernel.weight.shape[0]
             scale = kernel.weight_scale.expand(channels).contiguous()
-            weights = _Weights(weight, scale, kernel.bias)
+            weights = Weights(weight, scale, kernel.bias)
             made = plan(self.shape, weights, self.x, self.result, self.other, layout())
             found = self._plans.setdefault((), made)
         return found

@@ -13,8 +13,9 @@ import torch
 
 from backquant.errors import EngineError
 from backquant.lower.kernels.geometry import Geometry
+from backquant.lower.kernels.planned import Weights
 from backquant.lower.kernels.self_check import is_right_here
-from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding, rounds_within
+from backquant.lower.kernels.zero_point import plan_padding, rounds_within
 from backquant.native import SOURCES
 from backquant.native.packing import (
     TAPS,
@@ -243,13 +244,8 @@ def register_images() -> None:
 _CTYPES = {torch.uint8: "uint8_t", torch.float32: "float"}
 
 
-@dataclass(frozen=True)
-class _Weights:
+class _Weights(Weights):
     """The constants of one operator, as tensors."""
-
-    weight: torch.Tensor
-    scale: torch.Tensor
-    bias: torch.Tensor | None
 
     @classmethod
     def of(cls, weight: Any, scale: Any, bias: Any) -> _Weights:
@@ -258,11 +254,6 @@ class _Weights:
         channels = weight.shape[0]
         scale = scale.reshape(-1).expand(channels) if scale.numel() == 1 else scale.reshape(-1)
         return cls(weight, scale.contiguous(), None if bias is None else bias.reshape(-1))
-
-    def folded(self, x_scale: float, zero_point: int) -> torch.Tensor:
-        """The bias that makes up for the zero point of the input."""
-        found = fold_zero_point(self.weight, self.scale, self.bias, x_scale, zero_point)
-        return torch.zeros(self.weight.shape[0]) if found is None else found
 
     def rounds_within(self, x_scale: float, zero_point: int, result: Result) -> bool:
         """Whether an integer result may be computed with that bias."""
