@@ -12,6 +12,8 @@
    subtraction one whose first operand is the number, and finds no form of it for the types.
 5. Attention has four axes: the exporter refuses others (``four_axes``).
 6. ``squeeze(dim)`` of an axis longer than 1 moves nothing; ONNX refuses it.
+7. Parts of an axis of free size are slices: of ``split`` the exporter makes a sequence, which OpenVINO does
+   not read, and of ``chunk`` into one part nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputSpec, TensorArgument
 
-from backquant.deploy.edits import AtenCalls, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, arguments, replace, sizes_of
 from backquant.deploy.job import same_sizes
 from backquant.operators import overload, overloads
 from backquant.operators.aten import cut_windows
+
+_END = 2**63 - 1  # of a slice: the last place
 
 
 def spell_for_onnx(program: ExportedProgram) -> None:
@@ -53,6 +57,8 @@ def spell_for_onnx(program: ExportedProgram) -> None:
         elif node.target is overload("squeeze", "dim"):
             if node.meta["val"].dim() == node.args[0].meta["val"].dim():
                 node.target, node.args = overload("clone"), node.args[:1]
+        elif node.target in (overload("split"), overload("chunk")):
+            _slice_parts(node)
         elif node.target is overload("aminmax"):
             _one_after_the_other(node)
         elif node.target is overload("rsub", "Scalar"):
@@ -81,6 +87,21 @@ def _one_after_the_other(node: fx.Node) -> None:
         made.meta = user.meta
         user.replace_all_uses_with(made)
         node.graph.erase_node(user)
+    node.graph.erase_node(node)
+
+
+def _slice_parts(node: fx.Node) -> None:
+    """Rule 7."""
+    x, size, axis = arguments(node).values()
+    is_one = len(node.meta["val"]) == 1
+    if isinstance(x.meta["val"].shape[axis], int) or not (
+        is_one or node.target is overload("split")
+    ):
+        return
+    for item in list(node.users):
+        start = 0 if is_one else item.args[1] * size
+        end = _END if is_one and node.target is overload("chunk") else start + size
+        replace(item, AtenCalls(item).slice(x, axis, start, end))
     node.graph.erase_node(node)
 
 

@@ -13,6 +13,7 @@ from backquant.deploy.openvino.session import OpenVinoSession, Origins, kernels_
 from backquant.deploy.openvino.workarounds import (
     check_amx,
     check_ends,
+    join_wrapped,
     keep_reduced_axes,
     keep_scales_before_norms,
     keep_zero_biases,
@@ -54,6 +55,7 @@ class OpenVinoTarget:
 
         model = onnx_model(job)
         sum_padded_averages(model)
+        join_wrapped(model)
         check_ends(model.graph)
         separate_biases(model)
         separate_weights(model)

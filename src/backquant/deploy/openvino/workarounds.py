@@ -52,6 +52,7 @@ _MOVES = frozenset(
     ]
 )
 _LEAST = np.float32(2.0**-126)  # the smallest normal number
+_END = 2**63 - 1  # of a slice: the last place
 
 
 def separate_biases(model: Any) -> None:
@@ -262,6 +263,32 @@ def _sum_padded(node: Any) -> Any:
     kept = {name: read.get_ints(name, [1]) for name in ("kernel_shape", "pads", "strides")}
     write = OnnxCalls(node)
     return write.Conv(value, write.constant(weight), group=channels, **kept)
+
+
+# Paddings that go round, which OpenVINO (2026.4) does not read, as what is joined: the end, all, the start.
+def join_wrapped(model: Any) -> None:
+    """Write such paddings so. Changes an ``onnx_ir.Model``."""
+    rewrite(model, {"Pad": _join_wrapped})
+
+
+def _join_wrapped(node: Any) -> Any:
+    value, sizes, write = node.inputs[0], array_of(node.inputs[1]), OnnxCalls(node)
+    if node.attributes.get_string("mode", "constant") != "wrap" or sizes is None:
+        return None
+    for axis, (before, after) in enumerate(zip(*np.split(sizes, 2), strict=True)):
+        if min(before, after) < 0:
+            return None
+        ends = [(-int(before), _END)] * bool(before), [(0, int(after))] * bool(after)
+        last, first = (
+            [
+                write.Slice(value, *(write.constant([at]) for at in (*bounds, axis)))
+                for bounds in each
+            ]
+            for each in ends
+        )
+        if last or first:
+            value = write.Concat(*last, value, *first, axis=axis)
+    return value
 
 
 # Bounds of clamps between integers: OpenVINO (2026.4) makes integers of them by cutting off, where the
