@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -244,3 +245,55 @@ def test_items_that_are_assigned_are_exported_and_saved(tmp_path) -> None:
     assert torch.equal(backquant.load(tmp_path / "model.bq")(x), quantized(x))
     backquant.export(quantized, tmp_path / "model.onnx")
     assert "ScatterElements" in (tmp_path / "model.onnx").read_bytes().decode("latin-1")
+
+
+class MadeByForward(nn.Module):
+    """Writes its values into a tensor that forward makes: one constant of a trace, for all calls."""
+
+    def __init__(self, write: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.conv, self.write = nn.Conv2d(3, 4, 3), write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, z = self.conv(x), torch.zeros(2, 4, 6, 6)
+        self.write(z, y)
+        return z
+
+
+def _by_parts(z: torch.Tensor, y: torch.Tensor) -> None:
+    z[:, :2] = y[:, 2:]
+    z[:, 2:] = y[:, :2]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        _by_parts,
+        lambda z, y: z.copy_(y),
+        lambda z, y: z.add_(y),
+        lambda z, y: z[:, :4].add_(y),
+        lambda z, y: z.index_copy_(1, torch.arange(4), y),
+        lambda z, y: torch.add(y, 1.0, out=z),
+    ],
+)
+@pytest.mark.parametrize("flow", ["quantize", "fx"])
+def test_what_is_written_into_a_tensor_of_forward_is_no_constant(write, flow: str) -> None:
+    """It was silent: the graph was that constant alone, 3 dB on every input."""
+    torch.manual_seed(0)
+    model = MadeByForward(write).eval()
+    data = [torch.randn(2, 3, 8, 8) for _ in range(3)]
+    assert capture(model).lost_change
+    if flow == "quantize":
+        made = backquant.quantize(model, calibration=data, backend="tensorrt")
+    else:
+        mapping = backquant.default_mapping("tensorrt")
+        config = backquant.get_backend_config("tensorrt")
+        prepared = backquant.prepare_fx(model, mapping, (data[0],), backend_config=config)
+        for x in data:
+            prepared(x)
+        made = backquant.convert_fx(prepared)
+    for x in data:
+        with torch.no_grad():
+            wanted = model(x)
+            noise = (made(x) - wanted).square().sum()
+        assert 10 * torch.log10(wanted.square().sum() / noise) > 30

@@ -10,6 +10,8 @@ change would be lost.
 3. ``x += y`` changes a tensor, and gives numbers, shapes and lists a new value. ``Changeable`` notes such
    calls, which stay the addition that a trace makes of them.
 4. ``x[index] = y`` is noted by traces with example inputs: it puts values into a copy, by their places.
+5. A tensor that ``forward`` makes without its inputs (``torch.zeros(2, 8)``) is one constant of a trace: what
+   writes recorded values into it would write into later calls' tensor too, so ``lost_change`` names the call.
 """
 
 from __future__ import annotations
@@ -224,7 +226,7 @@ def read_changed_values(
 def lost_change(
     graph: fx.Graph, root: nn.Module, changed: Collection[fx.Node] = frozenset()
 ) -> str:
-    """Rule 2, once rule 1 was applied: the name of the first such call; ``""`` where there is none.
+    """Rules 2 and 5, once rule 1 was applied: the name of the first such call; ``""`` where there is none.
 
     >>> def first(x):
     ...     y = x + 1
@@ -235,6 +237,10 @@ def lost_change(
     """
     changes = dict(_changes(graph, root, changed))
     base = _memory(graph, root, changes)
+    for node in graph.nodes:
+        value = changes.get(node) or _written(node)
+        if value is not None and _is_made_by_forward(base[value]):
+            return str(node.name)
     position = {node: index for index, node in enumerate(graph.nodes)}
     last = {node: _last_reader(node, position) for node in graph.nodes}
     ending: dict[int, list[fx.Node]] = {}
@@ -250,6 +256,16 @@ def lost_change(
             return str(node.name)
         is_open[base[node]] += int(last[node] > index)
     return ""
+
+
+def _written(node: fx.Node) -> fx.Node | None:
+    """What ``z[index] = y`` and ``out=z`` write into."""
+    value = node.args[0] if node.target == "__setitem__" else node.kwargs.get("out")
+    return value if isinstance(value, fx.Node) else None
+
+
+def _is_made_by_forward(node: fx.Node) -> bool:
+    return node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
 
 
 def _memory(
