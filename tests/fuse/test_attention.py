@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import backquant
 from backquant.backend_config import BackendConfig, QDQRules
 from backquant.fuse import decompose_attention
 from backquant.graph import capture
 from backquant.qconfig import QConfigMapping, default_dynamic_qconfig, get_default_qconfig
 
+EXAMPLES = Path(__file__).parents[2] / "examples/backends"
 STATIC = QConfigMapping().set_global(get_default_qconfig("x86"))
 APART = BackendConfig("b").set_qdq(QDQRules(attention="products"))
 
@@ -126,3 +130,35 @@ def test_scores_that_two_attentions_share_are_one_product() -> None:
     products = [node for node in captured.module.graph.nodes if node.target is torch.matmul]
     assert len(products) == 3
     torch.testing.assert_close(captured.module(*inputs), Shared()(*inputs))
+
+
+class Heads(nn.Module):
+    """Attention between linear layers, as a network has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+
+@pytest.mark.parametrize("name", ["qualcomm_htp", "esp32_p4"])
+def test_scores_are_scaled_on_integers(name: str) -> None:
+    backend = BackendConfig.load(EXAMPLES / f"{name}.yaml")
+    mapping, x = backquant.get_default_qconfig_mapping(backend), torch.randn(4, 6, 16)
+    prepared = backquant.prepare_fx(Heads().eval(), mapping, (x,), backend_config=backend)
+    prepared(x)
+    integers = backquant.convert_to_integer_reference(copy.deepcopy(prepared))
+    assert torch.equal(integers(x), backquant.convert_to_reference_fx(prepared)(x))
+
+
+def test_a_width_that_is_a_number_is_checked() -> None:
+    q, k, v, lengths, added = drawn()
+    captured = capture(Attention())
+    decompose_attention(captured, APART, STATIC, (q, k, v, lengths, added))
+    assert torch.allclose(
+        captured.module(q, k, v, lengths, added), F.scaled_dot_product_attention(q, k, v)
+    )
+    with pytest.raises(AssertionError, match="prepared for"):
+        captured.module(q[..., :3], k[..., :3], v, lengths, added)

@@ -22,6 +22,8 @@ from backquant.graph import (
     set_module,
     shallow_copy,
 )
+from backquant.graph.shapes import GraphValues
+from backquant.graph.tracer import Held, add_checks
 from backquant.match.conditions import as_products
 from backquant.match.plan import BySample
 from backquant.match.rules import QConfigReader, RuleTable
@@ -39,13 +41,16 @@ from backquant.qconfig import QConfigMapping
 
 
 def decompose_attention(
-    captured: Captured, backend: BackendConfig, mapping: QConfigMapping
+    captured: Captured, backend: BackendConfig, mapping: QConfigMapping, example_inputs: Any = None
 ) -> None:
     """Write the attention of ``captured`` apart, in place, where ``mapping`` asks for integer products.
 
     It does where the mapping has a QConfig for ``torch.matmul`` at that place. ``None`` for
     ``F.scaled_dot_product_attention`` itself leaves it whole, and so do dropout, shared heads, and masks
     that may be added (masks of bools are recognised by the node that makes them, or as constants).
+
+    The scale is a number where ``example_inputs`` show the width of a head and it was not declared free; the
+    graph then raises at a call with another one.
 
     >>> from backquant.backend_config import QDQRules
     >>> from backquant.graph import capture
@@ -57,18 +62,27 @@ def decompose_attention(
     >>> mapping = QConfigMapping().set_global(get_default_qconfig("x86"))
     >>> decompose_attention(captured, BackendConfig("b").set_qdq(QDQRules(attention="products")), mapping)
     >>> [node.name for node in captured.module.graph.nodes if node.op != "placeholder"]
-    ['transpose', 'matmul', 'size', 'pow_1', 'mul', 'softmax', 'matmul_1', 'output']
+    ['size', 'pow_1', 'transpose', 'matmul', 'mul', 'softmax', 'matmul_1', 'output']
     """
     if backend.qdq is None or backend.qdq.attention == "whole":
         return
     table, reader = RuleTable(mapping), QConfigReader()
+    values = GraphValues(captured.module, example_inputs, captured.free)
+    held: dict[fx.Node, Held] = {}
 
     def products(node: fx.Node, write: GraphRewriter) -> fx.Node | None:
         given, scope = as_products(node), write.scopes.get(node.name, Scope("", None))
         is_meant = given is not None and _is_requested(table, reader, scope)
-        return _products(partial(write.call, node), **given) if given and is_meant else None
+        if given is None or not is_meant:
+            return None
+        call = partial(write.call, node)
+        if given.get("scale") is None:
+            given["scale"] = _score_scale(call, given["query"], values, held)
+        return _products(call, **given)
 
     if GraphRewriter(captured.module, captured.scopes).apply(products):
+        checks = add_checks(captured.module.graph, held)
+        captured.scopes.update({new.name: captured.scopes[size.name] for size, new in checks})
         # the operator lays heads inside of positions, a product does not
         reshape_views(captured.module.graph)
         computed_once(captured.module, captured.scopes)  # scores that two attentions share
@@ -87,20 +101,29 @@ def _is_requested(table: RuleTable, reader: QConfigReader, scope: Scope) -> bool
     return request is not None and not request.is_dynamic and not request.dtype.is_floating_point
 
 
+def _score_scale(
+    call: Callable[..., fx.Node], query: fx.Node, values: GraphValues, held: dict[fx.Node, Held]
+) -> fx.Node | float:
+    """What scores are multiplied with; ``held`` gets the size that makes it a number."""
+    facts, width = values.of(query.name), call("size", query, -1)
+    if facts is None or len(facts.shape) - 1 in facts.free:
+        return call(operator.pow, width, -0.5)
+    held[width] = Held(facts.shape[-1], "")
+    return float(facts.shape[-1] ** -0.5)
+
+
 def _products(
     call: Callable[..., fx.Node],
     query: fx.Node,
     key: fx.Node,
     value: fx.Node,
+    scale: Any,
     attn_mask: Any = None,
     is_causal: bool = False,
-    scale: Any = None,
     **_: Any,
 ) -> fx.Node:
     """Scores are scaled, not queries: products read what linear layers give."""
     scores = call(torch.matmul, query, call("transpose", key, -2, -1))
-    if scale is None:
-        scale = call(operator.pow, call("size", query, -1), -0.5)
     scores = call(torch.mul, scores, scale)
     if is_causal:
         ones = call("new_ones", query, (call("size", query, -2), call("size", key, -2)))

@@ -439,7 +439,9 @@ def _plan_of(
     """What a captured model is planned to be, with all choices where the request is like the default."""
     without_sync(captured.module)
     backend, mapping = spelled_for(captured, request)
-    decompose_attention(captured, backend, mapping)
+    decompose_attention(
+        captured, backend, mapping, None if capturing is None else capturing.example_inputs
+    )
     own = () if capturing is None else capturing.own or ()
     by_default = None
     if own:

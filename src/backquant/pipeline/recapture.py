@@ -146,7 +146,7 @@ def _captured(
 ) -> fx.GraphModule:
     captured = captured_with(record.custom, model, capturing)
     without_sync(captured.module)
-    decompose_attention(captured, record.backend_config, mapping)
+    decompose_attention(captured, record.backend_config, mapping, capturing.example_inputs)
     if record.plan.separate_layers:
         separate_recurrent_layers(captured, record.plan.separate_layers)
     if record.plan.by_sample:
