@@ -28,7 +28,7 @@ acme_npu2 0.997 {'avgpool': 'quantized', 'fc': 'float'}
     "dtype": "quantized flatten 127\n",
     "engine": "acme ['fc: acme.linear_int8 (int8)']\nclose True\nloaded True\n",
     "observer": "quantized True\n",
-    "operator": "mish quantized Mish\n",
+    "operator": "sinc quantized torch.sinc\n",
     "reference_module": "TransposedLinear\nloaded True\n",
     "target": "acme 1.0 32 32 1.000\nsame True\n",
 }

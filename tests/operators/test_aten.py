@@ -67,7 +67,7 @@ def test_spellings_that_entries_use() -> None:
     assert speller.call(aten.add.Tensor, (x, x), {"alpha": 2}).target is torch.add
     assert speller.call(aten.view.default, (x, [3, -1]), {}).args == (x, 3, -1)
     assert speller.call(aten.layer_norm.default, (x, [3]), {}).args == (x, (3,))
-    assert speller.call(aten.cumsum.default, (x, 0), {}) is None
+    assert speller.call(aten.cumprod.default, (x, 0), {}) is None
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from torch import nn
 from backquant.errors import SpecError
 from backquant.operators import Operator, Sample, index
 
-MISH = Operator("mish", "activation", Sample(), modules=(nn.Mish,))
-TWICE = replace(MISH, name="relu")
-TAKEN = replace(MISH, modules=(nn.ReLU,))
+GLU = Operator("glu", "activation", Sample(), modules=(nn.GLU,))
+TWICE = replace(GLU, name="relu")
+TAKEN = replace(GLU, modules=(nn.ReLU,))
 NONE = "no record"
 
 
@@ -23,7 +23,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     caches = (index.all_operators, index._by_name, index._by_spelling, index._by_derived)
 
     def offered(value: str) -> None:
-        point = EntryPoint("mish", f"{__name__}:{value}", "backquant.operators")
+        point = EntryPoint("glu", f"{__name__}:{value}", "backquant.operators")
         monkeypatch.setattr(index.metadata, "entry_points", lambda group: [point, point])
         for cached in caches:
             cached.cache_clear()
@@ -34,9 +34,9 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
 
 def test_a_record_is_found(offer: Callable[[str], None]) -> None:
-    offer("MISH")
-    assert index.find(nn.Mish) is MISH
-    assert index.named("mish") is MISH
+    offer("GLU")
+    assert index.find(nn.GLU) is GLU
+    assert index.named("glu") is GLU
 
 
 def test_records_that_cannot_be(
@@ -46,11 +46,11 @@ def test_records_that_cannot_be(
     for value in ("TWICE", "TAKEN", "NONE", "MISSING"):
         offer(value)
         with pytest.raises(SpecError) as caught:
-            index.find(nn.Mish)
+            index.find(nn.GLU)
         told.append(str(caught.value))
     snapshot("records", "\n\n".join(told), {__name__: "tests"})
 
 
 BY_HAND = {
-    "": lambda _, n: [n["offer"]("MISH"), index.find(nn.Mish)],
+    "": lambda _, n: [n["offer"]("GLU"), index.find(nn.GLU)],
 }

@@ -64,10 +64,19 @@ def _prelu_module(_: Any, weight: Any) -> nn.Module | None:
 _OF_ONE_VALUE = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
     *("sqrt", "rsqrt", "reciprocal", "square", "abs", "neg"),
-    *("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "erf", "erfc"),
-    *("floor", "ceil", "round", "trunc", "frac", "sign"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+    *("erf", "erfc", "floor", "ceil", "round", "trunc", "frac", "sign"),
 )
-_OTHER_NAMES = {"abs": "absolute", "neg": "negative", "trunc": "fix"}  # exports keep them
+_INVERSE = ("asin", "acos", "atan", "asinh", "acosh", "atanh")
+_OTHER_NAMES = {  # exports keep them
+    **{"abs": "absolute", "neg": "negative", "trunc": "fix"},
+    **{name: f"arc{name[1:]}" for name in _INVERSE},
+}
+_SAMPLES = {  # where a function is not of every number
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "rsqrt"), Sample(low=0.1)),
+    **dict.fromkeys(("asin", "acos", "atanh"), Sample(low=-0.9, high=0.9)),
+    "acosh": Sample(low=1.1),
+}
 
 
 def _of_one_value(name: str) -> Operator:
@@ -77,7 +86,7 @@ def _of_one_value(name: str) -> Operator:
     return Operator(
         name=name,
         family="activation",
-        sample=Sample(low=0.1 if name.startswith(("log", "sqrt", "rsqrt")) else -3.0),
+        sample=_SAMPLES.get(name, Sample()),
         functions=written,
         methods=tuple(each for n in names for each in (n, f"{n}_")),
         aten=(getattr(_aten, name).default,),
@@ -88,25 +97,34 @@ def _of_one_value(name: str) -> Operator:
     )
 
 
-def _of_module(name: str, module: type[nn.Module], function: Any, aten: Any) -> Operator:
-    """An activation with settings that is a module, and a function with the arguments of its overload."""
+def _with_settings(name: str, module: Any, function: Any, aten: Any, *settings: float) -> Operator:
+    """A function of one value with numbers, which are those of its module and of its overload, too."""
     return Operator(
         name=name,
         family="activation",
-        sample=Sample(),
-        modules=(module,),
+        sample=Sample(module_args=settings, call=(INPUT, *settings)),
+        modules=(module,) if module else (),
         functions=(function,),
-        aten=(aten.default,),
+        methods=() if module else (name, f"{name}_"),
+        aten=(aten.default,) if aten else (),
     )
 
 
 OPERATORS: tuple[Operator, ...] = (
     *map(_of_one_value, _OF_ONE_VALUE),
-    _of_module("softplus", nn.Softplus, F.softplus, _aten.softplus),
-    _of_module("selu", nn.SELU, F.selu, _aten.selu),
-    _of_module("logsigmoid", nn.LogSigmoid, F.logsigmoid, _aten.log_sigmoid),
-    _of_module("hardshrink", nn.Hardshrink, F.hardshrink, _aten.hardshrink),
-    _of_module("softshrink", nn.Softshrink, F.softshrink, _aten.softshrink),
+    _with_settings("softplus", nn.Softplus, F.softplus, _aten.softplus),
+    _with_settings("selu", nn.SELU, F.selu, _aten.selu),
+    _with_settings("celu", nn.CELU, F.celu, _aten.celu),
+    _with_settings("mish", nn.Mish, F.mish, _aten.mish),
+    _with_settings("logsigmoid", nn.LogSigmoid, F.logsigmoid, _aten.log_sigmoid),
+    _with_settings("hardshrink", nn.Hardshrink, F.hardshrink, _aten.hardshrink),
+    _with_settings("softshrink", nn.Softshrink, F.softshrink, _aten.softshrink),
+    _with_settings("threshold", nn.Threshold, F.threshold, _aten.threshold, 0.5, 0.1),
+    # exports take these two apart: there is no overload
+    _with_settings("softsign", nn.Softsign, F.softsign, None),
+    _with_settings("tanhshrink", nn.Tanhshrink, F.tanhshrink, None),
+    _with_settings("clamp_min", None, torch.clamp_min, _aten.clamp_min, -1.0),
+    _with_settings("clamp_max", None, torch.clamp_max, _aten.clamp_max, 2.0),
     Operator(
         name="relu",
         family="activation",
@@ -160,7 +178,7 @@ OPERATORS: tuple[Operator, ...] = (
         family="activation",
         sample=Sample(),
         modules=(nn.ELU,),
-        functions=(F.elu,),
+        functions=(F.elu, F.elu_),
         aten=(_aten.elu.default,),
         as_module=nn.ELU,
         respelled={_aten.elu.default: _elu_call},

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
+from backquant.graph.export import Call
 from backquant.operators.entry import admit, function_call, observed
 from backquant.operators.operator import INPUT, Operator, QParamsRule, Sample
 
@@ -113,6 +114,10 @@ def _remainder(name: str, first: str, signs: Sequence[Callable[..., Any]] = ()) 
     )
 
 
+def _from_the_other(x: Any, other: Any, alpha: float = 1) -> Call:
+    return function_call(torch.sub, other, x, **({} if alpha == 1 else {"alpha": alpha}))
+
+
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="add",
@@ -130,7 +135,9 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(operator.sub, torch.sub, operator.isub),
         methods=("sub", "sub_"),
         aten=(_aten.sub.Tensor, _aten.sub_.Tensor),
+        respelled=dict.fromkeys((_aten.rsub.Tensor, _aten.rsub.Scalar), _from_the_other),
     ),
+    Operator(name="rsub", family="elementwise", sample=_TWO, functions=(torch.rsub,)),
     Operator(
         name="mul",
         family="elementwise",
@@ -164,6 +171,14 @@ OPERATORS: tuple[Operator, ...] = (
         methods=("pow", "pow_"),
         aten=(_aten.pow.Tensor_Scalar,),
         pole=0,
+    ),
+    Operator(
+        name="cumsum",
+        family="elementwise",
+        sample=Sample(call=(INPUT, 1)),
+        functions=(torch.cumsum,),
+        methods=("cumsum",),
+        aten=(_aten.cumsum.default,),
     ),
     *(_comparison(name) for name in ("gt", "ge", "lt", "le")),
     *(_comparison(name, commutative=True) for name in ("eq", "ne")),

@@ -64,7 +64,7 @@ class Weight:
 class Sample:
     """How to build and call an operator.
 
-    1. ``shapes`` are the inputs: float32 in ``[low, 3]``, or integers below ``integers`` if set.
+    1. ``shapes`` are the inputs: float32 in ``[low, high]``, or integers below ``integers`` if set.
     2. ``module_args`` construct the module spelling.
     3. ``call`` holds the positional arguments of the function and method spellings, ``INPUT`` and
        ``Weight`` marking tensors; ``aten`` those of the aten overloads where they differ.
@@ -77,6 +77,7 @@ class Sample:
     aten: tuple[Any, ...] | None = None
     integers: int | None = None
     low: float = -3.0
+    high: float = 3.0
 
     @property
     def aten_call(self) -> tuple[Any, ...]:
@@ -88,7 +89,8 @@ class Sample:
         if self.integers is not None:
             return tuple(torch.randint(self.integers, s, generator=generator) for s in self.shapes)
         return tuple(
-            torch.rand(s, generator=generator) * (3 - self.low) + self.low for s in self.shapes
+            torch.rand(s, generator=generator) * (self.high - self.low) + self.low
+            for s in self.shapes
         )
 
 
@@ -183,9 +185,8 @@ class FixedQParams:
     quant_max: int = 255
 
 
-_OF_PLACES = frozenset(
-    {"elementwise", "activation", "fixed_qparams", "pooling", "shape", "dropout"}
-)
+_OF_VALUES = frozenset({"elementwise", "activation", "fixed_qparams"})
+_OF_PLACES = _OF_VALUES | {"pooling", "shape", "dropout"}
 _MIXING = frozenset(
     {
         "matmul",
@@ -195,6 +196,7 @@ _MIXING = frozenset(
         "sum",
         "amax",
         "amin",
+        "cumsum",
         "argmax",
         "argmin",
         "index_select",
@@ -314,6 +316,17 @@ class Operator:
             return None
         value = given.get("input" if self.pole == 0 else "other")
         return value if isinstance(value, fx.Node) else None
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether a value of the result is a function of one of each tensor that it reads.
+
+        >>> from backquant.operators import named
+        >>> [named(name).is_pointwise for name in ("mish", "add", "gt", "softmax", "view")]
+        [True, True, False, False, False]
+        """
+        is_value = self.qparams is not QParamsRule.TRUTHS
+        return is_value and self.keeps_places and self.family in _OF_VALUES
 
     @property
     def keeps_places(self) -> bool:

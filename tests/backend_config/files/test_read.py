@@ -268,12 +268,10 @@ def test_operators_are_named_in_place_of_spellings() -> None:
 
 def test_named_operators_override_what_is_inherited() -> None:
     text = "schema_version: 1\nname: mine\nextends: x86\nentries:\n"
-    text += (
-        "- {operators: [elu], dtype_configs: [{input_dtype: qint8}], input_output_observed: false}"
-    )
+    text += "- {operators: [hardswish], dtype_configs: [{input_dtype: qint8}], input_output_observed: false}"
     inherited = {e.normal_pattern for e in bq.get_backend_config("x86").configs}
     config = files.loads(text, "yaml")
-    for pattern in spellings("elu"):
+    for pattern in spellings("hardswish"):
         [entry] = [e for e in config.configs if e.pattern == pattern]
         assert entry.normal_pattern in inherited
         assert [c.input_dtype for c in entry.dtype_configs] == [torch.qint8]

@@ -26,6 +26,7 @@ CLAMPS = [
 TABLES = [
     nn.Sigmoid(), nn.Hardsigmoid(), nn.Tanh(), nn.Hardswish(), nn.LeakyReLU(0.2), nn.ELU(), nn.GELU(),
     nn.SiLU(), nn.Softplus(), nn.PReLU(), torch.sigmoid, F.hardsigmoid, torch.tanh, F.hardswish, F.elu,
+    nn.Softsign(), torch.asinh, torch.sign, lambda x: x % 0.7,
     F.silu, F.mish, torch.exp, torch.abs, lambda x: x.sigmoid(), lambda x: x + 1.5, lambda x: 2 - x,
     lambda x: x * 3, lambda x: x / 4, lambda x: torch.add(x, 1, alpha=2), lambda x: x.pow(2), lambda x: -x,
     lambda x: torch.relu(x + 0.25), lambda x: (x * 0.5).relu(), lambda x: 1 / (x * x + 1),

@@ -7,16 +7,13 @@ model bit for bit, whatever the qparams of input and output.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.nn import functional as F
 
 from backquant.dtypes import QParams
 from backquant.engines.tables.arguments import (
@@ -39,39 +36,16 @@ from backquant.lower.kernels.lookup import Lookup, LookupConfig, clamp, tabulate
 from backquant.lower.qdq import dequantize_target, quantize_target, quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
 from backquant.match.plan import Reason
-from backquant.operators import spellings
+from backquant.operators import all_operators, spellings
 from backquant.reason_codes import ReasonCode
 
-_RECORDED = (
-    *("sigmoid", "hardsigmoid", "tanh", "hardswish", "leaky_relu", "elu", "gelu", "silu", "prelu"),
-    *("relu", "relu6", "hardtanh", "clamp"),
-)
-
-# What has no record is quantized where another package's description names it.
-_MODULES: tuple[Any, ...] = (
-    nn.CELU, nn.SELU, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink,
-    nn.Hardshrink, nn.Softshrink, nn.Threshold,
-)  # fmt: skip
-_FUNCTIONS: tuple[Any, ...] = (
-    F.sigmoid, F.tanh, F.elu_, F.celu, F.selu, F.mish, F.softplus, F.softsign,
-    F.logsigmoid, F.tanhshrink, F.hardshrink, F.softshrink, F.threshold,
-    torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.abs, torch.neg, torch.square, torch.pow,
-    torch.reciprocal, torch.erf, torch.sin, torch.cos, torch.floor, torch.ceil, torch.round,
-    operator.neg, operator.abs, operator.pow, torch.clamp_min, torch.clamp_max,
-)  # fmt: skip
-_METHODS: tuple[Any, ...] = (
-    "exp", "log", "sqrt", "rsqrt", "abs", "neg", "square",
-    "pow", "reciprocal", "erf", "floor", "ceil", "round", "clamp_min", "clamp_max",
-)  # fmt: skip
+_OF_VALUES = [each for each in all_operators() if each.is_pointwise]
+POINTWISE: tuple[Any, ...] = tuple(spelling for each in _OF_VALUES for spelling in each.calls)
 
 # With two tensors these are other operators; with one tensor and a number they are functions of it.
-WITH_NUMBER: tuple[Any, ...] = (
-    *spellings("add", "sub", "mul", "maximum", "minimum"),
-    torch.rsub, torch.div, torch.true_divide, operator.truediv, operator.itruediv, "div", "div_",
-)  # fmt: skip
-POINTWISE: tuple[Any, ...] = (
-    *spellings(*_RECORDED), *_MODULES, *_FUNCTIONS, *_METHODS, *WITH_NUMBER,
-)  # fmt: skip
+WITH_NUMBER: tuple[Any, ...] = tuple(
+    spelling for each in _OF_VALUES if each.takes_two for spelling in each.calls
+)
 
 
 def pointwise_rules() -> list[LowerRule]:
