@@ -182,29 +182,6 @@ def test_a_broken_spec_file(
     snapshot("backend-broken-file", caught.value)
 
 
-def test_an_object_is_checked_as_its_file(net: nn.Module, tmp_path: Path) -> None:
-    """Nothing satisfies it, which no field shows by itself: every call says so, as ``check`` does."""
-    int8 = DTypeConfig(torch.qint8, torch.qint8, torch.float8_e8m0fnu, torch.float)
-    entry = BackendPatternConfig(nn.Linear).add_dtype_config(int8)
-    mine = BackendConfig("mine").set_backend_pattern_config(entry)
-    assert [found for found in mine.validate() if found.severity == "error"] == []
-    mine.save(tmp_path / "mine.yaml")
-    mapping = backquant.get_default_qconfig_mapping("x86")
-    for backend in (mine, tmp_path / "mine.yaml", mine.to_dict()):
-        calls: list[Callable[[], Any]] = [
-            lambda: backquant.prepare_fx(net, mapping, (IMAGE,), backend_config=backend),  # noqa: B023
-            lambda: backquant.prepare_qat_fx(net, mapping, (IMAGE,), backend_config=backend),  # noqa: B023
-        ]
-        if not isinstance(backend, dict):
-            calls += [
-                lambda: backquant.explain(net, IMAGE, backend=backend),  # noqa: B023
-                lambda: backquant.quantize(net, backend=backend, calibration=[IMAGE]),  # noqa: B023
-            ]
-        for call in calls:
-            with pytest.raises(SpecError, match="no request satisfies it"):
-                call()
-
-
 @pytest.mark.parametrize("backend", ["x86", "onednn", "fbgemm"])
 def test_an_engine_that_this_machine_lacks(
     backend: str, net: nn.Module, unchanged: Any, other_machine: None, snapshot: Callable[..., None]

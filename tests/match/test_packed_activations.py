@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 import backquant
 from backquant import BackendConfig, BackendPatternConfig, DTypeConfig
-from backquant.errors import SpecError
 from backquant.nn.quantized import reference
 
 
@@ -21,5 +19,7 @@ def test_activations_in_half_bytes_are_refused() -> None:
         .set_reference_quantized_module(reference.Linear)
     )
     backend = BackendConfig("b").set_backend_pattern_config(entry)
-    with pytest.raises(SpecError, match="which only weights are quantized to"):
-        backquant.explain(nn.Sequential(nn.Linear(8, 8)), torch.ones(1, 8), backend=backend)
+    report = backquant.explain(nn.Sequential(nn.Linear(8, 8)), torch.ones(1, 8), backend=backend)
+    [row] = report.rows
+    assert not row.quantized
+    assert row.reasons[0].rule == "activation-dtype"

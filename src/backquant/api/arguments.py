@@ -7,7 +7,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeGuard, TypeVar
@@ -16,14 +16,9 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from backquant.backend_config import (
-    BackendConfig,
-    BackendPatternConfig,
-    get_native_backend_config,
-)
+from backquant.backend_config import BackendConfig, get_native_backend_config
 from backquant.backend_config.config import Backend, resolve_backend
 from backquant.backend_config.installed import is_spec_file
-from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.validate import Finding, Severity
 from backquant.calibrate.batches import DIVERGED
 from backquant.convert import ConvertRequest, ReferenceModel
@@ -207,29 +202,16 @@ def description_findings(config: BackendConfig) -> list[Finding]:
     float where no error is left.
     """
     engine, lacking = _engine(config)
-    found = [*_faults(config, engine), *lacking]
-    is_sound = all(finding.severity != "error" for finding in found)
-    return [*found, *(left_float_by_default(config) if is_sound else ())]
-
-
-def _faults(
-    config: BackendConfig,
-    engine: object = None,
-    known: Mapping[NormalPattern, BackendPatternConfig] | None = None,
-) -> list[Finding]:
-    """What is wrong in it by itself, and in entries other than the ``known`` beside others."""
-    valid = config.validate(engine)
+    known = config.validate(engine)
     wrong = {
         (finding.entry, _CONFIG.sub(r"\1", finding.field))
-        for finding in valid
+        for finding in known
         if finding.severity == "error"
     }
-    more = (
-        finding
-        for finding in unsatisfiable(config, known)
-        if (finding.entry, _CONFIG.sub(r"\1", finding.field)) not in wrong
-    )
-    return [*valid, *never_matched(config), *more]
+    more = [f for f in unsatisfiable(config) if (f.entry, _CONFIG.sub(r"\1", f.field)) not in wrong]
+    never = never_matched(config)
+    floats = [] if wrong or more or never else left_float_by_default(config)
+    return [*known, *never, *more, *floats, *lacking]
 
 
 def file_findings(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> list[Finding]:
@@ -400,9 +382,8 @@ def _require_float32(model: nn.Module) -> None:
 
 
 def sound_backend(backend: Backend) -> BackendConfig:
-    """A description as ``resolve_backend`` gives it, without errors: a file or an object is checked as
-    ``backquant check`` does, an object but for what its engine lacks here; those that are installed are taken
-    as they are.
+    """A description as ``resolve_backend`` gives it, without errors: a file is checked as ``backquant check``
+    does, an object by ``BackendConfig.validate``; those with a name are taken as they are.
 
     Raises ``SpecError`` with everything that is wrong.
 
@@ -412,21 +393,19 @@ def sound_backend(backend: Backend) -> BackendConfig:
     if isinstance(backend, str | os.PathLike) and is_spec_file(backend):
         return sound_file(backend)
     if isinstance(backend, BackendConfig):
-        refuse_errors(
-            backend.derived("faults", lambda own: _faults(own, known=own.shipped_entries))
-        )
+        refuse_errors(backend.validate())
     return resolve_backend(backend)
 
 
 def given_backend(config: Backend | dict[str, Any] | None) -> BackendConfig:
-    """The description as it is, from its dict form, by name or file, or native for None; without errors.
+    """The description as it is, from its dict form, by name or file, or native for None.
 
     >>> given_backend(None).name
     'native'
     """
     if config is None:
         return get_native_backend_config()
-    return sound_backend(BackendConfig.from_dict(config) if isinstance(config, dict) else config)
+    return BackendConfig.from_dict(config) if isinstance(config, dict) else resolve_backend(config)
 
 
 def given_mapping(mapping: Any) -> QConfigMapping:

@@ -187,8 +187,6 @@ class Description:
         self._entries: dict[NormalPattern, BackendPatternConfig] = {}
         #: What was derived from shared entries and these fields; None: the entries are this object's alone.
         self._derived: dict[Hashable, Any] | None = None
-        #: Those of the package that it comes from, to be read alone.
-        self.shipped_entries: Mapping[NormalPattern, BackendPatternConfig] = {}
         self.set_name(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -204,7 +202,7 @@ class Description:
     def __getstate__(self) -> dict[str, Any]:
         own = copy(self)
         own._own_entries()
-        return {**vars(own), "shipped_entries": {}}
+        return vars(own)
 
     def shared(self) -> Self:
         """The same object, whose copies share its entries. Nobody may hold these any more.
@@ -221,18 +219,6 @@ class Description:
         """Take entries, which may be those of others, by their patterns, in place of its own; ``shared``."""
         self._entries = dict(entries)
         return self.shared()
-
-    def shipped(self) -> Self:
-        """``shared``, as a package ships it: what it says is right, and its entries are known to be.
-
-        >>> from copy import copy
-        >>> one = Description("mine").shipped()
-        >>> copy(one).derived("faults", lambda _: ["wrong"]), copy(one).shipped_entries
-        ([], {})
-        """
-        self.shipped_entries = self._entries
-        self.shared().derived("faults", lambda _: [])
-        return self
 
     def derived(self, key: Hashable, make: Callable[[Self], _T]) -> _T:
         """``make(self)``, kept under ``key`` for all descriptions that share the entries and have no field

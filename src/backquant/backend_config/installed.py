@@ -77,7 +77,7 @@ def installed_backend(name: str) -> Description:
 
 @cache
 def _built_in(name: str) -> Description:
-    return _build(name, _module_of(name)).shipped()
+    return _build(name, _module_of(name)).shared()
 
 
 def _module_of(built_in: str) -> str:

@@ -44,10 +44,8 @@ from backquant.qconfig import QConfig, QConfigMapping, get_default_qconfig_mappi
 from backquant.reason_codes import ReasonCode
 
 
-def unsatisfiable(
-    backend: BackendConfig, known: Mapping[NormalPattern, BackendPatternConfig] | None = None
-) -> list[Finding]:
-    """An error for each dtype config that no request satisfies, of entries other than the ``known``.
+def unsatisfiable(backend: BackendConfig) -> list[Finding]:
+    """An error for each dtype config that no request satisfies.
 
     >>> entry = BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig(torch.float8_e8m0fnu))
     >>> [finding] = unsatisfiable(BackendConfig("b").set_backend_pattern_config(entry))
@@ -55,16 +53,14 @@ def unsatisfiable(
     ('unsatisfiable', 'no request satisfies it: input float8_e8m0fnu, which nothing here quantizes to')
     """
     found: list[Finding] = []
-    refused: dict[str, _Why] = {}
+    known: dict[str, _Why] = {}
     for index, (pattern, entry) in enumerate(backend.shared_entries.items()):
-        if known and entry == known.get(pattern):
-            continue
         for position, config in enumerate(entry.dtype_configs):
             place = Place(index, str(pattern)).at(f"dtype_configs[{position}]")
             key = repr(config)
-            if key not in refused:
-                refused[key] = next(_refused(config), _NOTHING)
-            why = refused[key] or _grouped(entry, config) or _in_a_plan(entry, config)
+            if key not in known:
+                known[key] = next(_refused(config), _NOTHING)
+            why = known[key] or _grouped(entry, config) or _in_a_plan(entry, config)
             if why:
                 here = place.at(why.field) if why.field else place
                 message = f"no request satisfies it: {why.text}"

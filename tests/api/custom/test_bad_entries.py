@@ -187,7 +187,7 @@ class TestSharing:
 
     def test_a_range_that_one_of_them_may_not_have(self, snapshot: Any) -> None:
         narrow = bq.DTypeWithConstraints(torch.quint8, 0, 127)
-        entry = DTypeConfig(narrow, narrow)
+        entry = DTypeConfig(narrow, narrow, torch.qint8, torch.float)
         linear = BackendPatternConfig(nn.Linear).add_dtype_config(INT8)
         cat = BackendPatternConfig(torch.cat).add_dtype_config(entry)
         cat.set_observation_type(bq.ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT)
