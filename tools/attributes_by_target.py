@@ -766,9 +766,11 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
         if row["status"] != "equal":
             key = row["target"], reason(row["words"])
             reasons.setdefault(key, Counter())[row["operator"].removeprefix("aten.")] += 1
+    alike: dict[tuple[str, str], list[str]] = {}
     for (target, why), operators in reasons.items():
-        names = ", ".join(f"`{name}` {number}" for name, number in operators.items())
-        lines.append(f"| {target} | {names} | {why} |")
+        names = " ".join(f"`{name}`" for name in operators)
+        alike.setdefault((names, why), []).append(target)
+    lines += [f"| {', '.join(of)} | {names} | {why} |" for (names, why), of in alike.items()]
     return "\n".join(lines) + "\n"
 
 
