@@ -223,7 +223,11 @@ class _Builder:
         return operator, parts
 
     def _made(
-        self, cls: Any, sample: Sample, parts: tuple[type[nn.Module], ...], given: fx.Node
+        self,
+        cls: type[nn.Module],
+        sample: Sample,
+        parts: tuple[type[nn.Module], ...],
+        given: fx.Node,
     ) -> nn.Module:
         if not parts:
             return build_module(cls, sample).module
@@ -231,12 +235,12 @@ class _Builder:
         value = first(self.values[given])
         if not hasattr(cls, "_parts"):  # with an addition, whose second input is the result's shape
             relu = (nn.ReLU(),) if cls.__name__.endswith("ReLU2d") else ()
-            return cls(first, torch.add, *relu).eval()  # type: ignore[no-any-return]
+            return cls(first, torch.add, *relu).eval()
         modules = [first]
         for part in parts[1:]:
             modules.append(self._fitting(part, value))
             value = modules[-1](value)
-        return cls(*modules).eval()  # type: ignore[no-any-return]
+        return cls(*modules).eval()
 
     # -- the graph ---------------------------------------------------------------------------------
 

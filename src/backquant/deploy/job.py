@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import fx
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -160,7 +161,7 @@ def choose_where_masked(program: Program) -> Program:
     return dataclasses.replace(program, origins=origins_of_stacks(graph))
 
 
-def _choose(node: Any) -> None:
+def _choose(node: fx.Node) -> None:
     source, indices, value, accumulate = arguments(node).values()
     mask = _mask(indices)
     if mask is None or accumulate or value.meta["val"].dtype != node.meta["val"].dtype:

@@ -122,13 +122,15 @@ class QDType:
         return (1 << 32) + crc32(self.name.encode()) if self.number is None else self.number
 
 
-# Tokens of few bits that PyTorch has, and its type stubs have not.
-INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
-UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
-INT3: torch.dtype = torch.int3  # type: ignore[attr-defined]
-UINT3: torch.dtype = torch.uint3  # type: ignore[attr-defined]
-INT2: torch.dtype = torch.int2  # type: ignore[attr-defined]
-UINT2: torch.dtype = torch.uint2  # type: ignore[attr-defined]
+def _unstubbed(name: str) -> torch.dtype:
+    """A token of few bits that PyTorch has, and its type stubs have not."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+INT4, UINT4 = _unstubbed("int4"), _unstubbed("uint4")
+INT3, UINT3 = _unstubbed("int3"), _unstubbed("uint3")
+INT2, UINT2 = _unstubbed("int2"), _unstubbed("uint2")
 E2M1: torch.dtype = torch.float4_e2m1fn_x2  # PyTorch's tensors of it hold two in a byte
 _GROUP = "backquant.dtypes"
 _SIGNED, _UNSIGNED, _FLOAT, _CAST = Format.SIGNED, Format.UNSIGNED, Format.FLOAT, Format.CAST

@@ -251,7 +251,7 @@ def static_cast(node: object) -> tuple[Node, torch.dtype] | None:
     return None if source is None else (source, dtype[0])
 
 
-def widened_constant(node: Any) -> tuple[Any, torch.dtype | None]:
+def widened_constant(node: object) -> tuple[Any, torch.dtype | None]:
     """The node below a static cast there and back, with the narrower dtype; else ``node`` itself."""
     cast = _cast(node, _STATIC_CAST)
     return (node, None) if cast is None else cast

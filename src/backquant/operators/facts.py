@@ -350,7 +350,7 @@ class UseFacts:
             return (place is None or place.op == "get_attr",)
         return _tensor_quantity(name, [value], role)
 
-    def _facts(self, node: Any) -> Any:
+    def _facts(self, node: object) -> Any:
         return self._tensor(node) if isinstance(node, fx.Node) else node
 
     def _read_by(self, node: fx.Node, *, with_numbers: bool = False) -> list[Any]:

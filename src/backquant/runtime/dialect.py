@@ -71,7 +71,11 @@ _ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 _CAST = "quantized_decomposed.convert_element_type.no_fuse"
-_TOKENS = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
+_TOKENS: dict[Any, torch.dtype] = {
+    torch.uint8: torch.quint8,
+    torch.int8: torch.qint8,
+    torch.int32: torch.qint32,
+}
 _WEIGHTED: dict[type, type] = {
     nnqr.Linear: linear.Linear,
     **{getattr(nnqr, f"Conv{n}d"): getattr(conv, f"Conv{n}d") for n in (1, 2, 3)},
@@ -222,16 +226,17 @@ class _Dialect:
             shown.settle()
             self.values[path] = shown
 
-    def _is_received(self, node: Any) -> bool:
+    def _is_received(self, node: object) -> bool:
         """Whether it is an input, or a standalone module's result, whose numbers its reader knows."""
-        is_input = isinstance(node, fx.Node) and node.op == "placeholder"
-        return is_input or isinstance(self._called(node), ReferenceModel)
+        if not isinstance(node, fx.Node):
+            return False
+        return node.op == "placeholder" or isinstance(self._called(node), ReferenceModel)
 
     def _is_known(self, dequantize: fx.Node) -> bool:
         """Whether what it reads is a quantized tensor."""
         source, scale, zero_point, low, high, dtype = dequantize.args
         if source not in self.numbers and self._is_received(source) and dtype in _TOKENS:
-            token: Any = _TOKENS[dtype]  # type: ignore[index]
+            token = _TOKENS[dtype]
             limits: Any = None if (low, high) == RANGES[token] else (low, high)
             self.numbers[source] = Numbers(scale, zero_point, token, limits)  # type: ignore[index, arg-type]
         return source in self.numbers
@@ -246,7 +251,7 @@ class _Dialect:
                     self._buffer(f"{stem}_scale_{number}", torch.tensor(scale)),
                     self._buffer(f"{stem}_zero_point_{number}", torch.tensor(zero_point)),
                 )
-                token = _TOKENS[dtype]  # type: ignore[index]
+                token = _TOKENS[dtype]
                 args = (value, *numbers, token)
                 new = self.graph.call_function(torch.quantize_per_tensor, args)
             limits: Any = node.args[3:5]
@@ -498,7 +503,7 @@ class _Dialect:
         return not is_view or self._is_alone(source.args[0], source)
 
     def _binary(self, quantize: fx.Node, node: fx.Node, relu: fx.Node | None) -> bool:
-        name = BINARY.get(node.target) or ("matmul" if node.target in _MATMUL else "")  # type: ignore[arg-type]
+        name = BINARY.get(node.target) or ("matmul" if node.target in _MATMUL else "")
         sources = [self._integers(value) for value in node.args]
         if not name or node.kwargs or len(sources) != 2 or None in sources:
             return False

@@ -140,7 +140,12 @@ def _tensor(root: Any, node: Any) -> torch.Tensor:
 
 RANGES = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.qint32: (-(2**31), 2**31 - 1)}
 _STORAGE = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
-BINARY = {operator.add: "add", torch.add: "add", operator.mul: "mul", torch.mul: "mul"}
+BINARY: dict[Any, str] = {
+    operator.add: "add",
+    torch.add: "add",
+    operator.mul: "mul",
+    torch.mul: "mul",
+}
 
 
 class Numbers(NamedTuple):
@@ -235,7 +240,7 @@ def function_call(node: fx.Node, source: Numbers, out: Numbers) -> Call | None:
 
 def number_call(node: fx.Node, relu: bool, source: Numbers, out: Numbers) -> Call | None:
     """The call for a sum or product with a number; ``None`` where it would give other bits."""
-    name = BINARY.get(node.target)  # type: ignore[arg-type]
+    name = BINARY.get(node.target)
     numbers = [value for value in node.args if isinstance(value, (int, float))]
     if name is None or node.kwargs or len(node.args) != 2 or len(numbers) != 1:
         return None

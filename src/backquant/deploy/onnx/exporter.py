@@ -13,7 +13,7 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from backquant.graph import register_quantized_decomposed
 from backquant.graph.silence import quiet
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _PLACE = "torch.onnx._internal.exporter"
 
@@ -214,7 +217,7 @@ def followers(model: Any) -> dict[str, str]:
     return found
 
 
-def _only_reader(node: Any) -> Any:
+def _only_reader(node: ir.Node) -> Any:
     readers = [use.node for output in node.outputs for use in output.uses()]
     return readers[0] if len(readers) == 1 else None
 

@@ -44,7 +44,7 @@ def rewrite(model: Any, rules: Mapping[str, Rule]) -> None:
     drop_unused(model)
 
 
-def replace(node: Any, made: Any) -> None:
+def replace(node: ir.Node, made: Any) -> None:
     """Let readers of ``node`` read ``made``, a value or several, and remove it. Outputs keep their names."""
     for old, new in zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True):
         new.type = old.type if new.type is None else new.type
@@ -52,7 +52,7 @@ def replace(node: Any, made: Any) -> None:
         if old.is_graph_output():
             new.name, old.name = old.name, new.name
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-    node.graph.remove(node, safe=True)
+    graph_of(node).remove(node, safe=True)
 
 
 def drop_unused(model: Any) -> None:
@@ -71,7 +71,7 @@ class OnnxCalls:
     """Writes nodes before ``node``, made for the same node of the reference graph:
     ``OnnxCalls(node).Mul(x, y)`` is the value of ``x * y``."""
 
-    node: Any
+    node: ir.Node
 
     def __getattr__(self, kind: str) -> Callable[..., Any]:
         return partial(self.call, kind)
@@ -82,7 +82,7 @@ class OnnxCalls:
         """The value of a new node, or the values, where ``outputs`` are several."""
         import onnx_ir as ir
 
-        node, graph = self.node, self.node.graph
+        node, graph = self.node, graph_of(self.node)
         name = self._free(f"{node.name}/{kind}")
         given = ir.convenience.convert_attributes(attributes)
         made = ir.Node(domain, kind, inputs, given, num_outputs=outputs, name=name)
@@ -123,12 +123,12 @@ class OnnxCalls:
             type=ir.TensorType(tensor.dtype),
             const_value=tensor,
         )
-        self.node.graph.register_initializer(made)
+        graph_of(self.node).register_initializer(made)
         return made
 
     def _free(self, name: str) -> str:
         """``name``, with a number where the rewriter gave it out before."""
-        taken = self.node.graph.meta.setdefault("backquant.names", Counter())
+        taken = graph_of(self.node).meta.setdefault("backquant.names", Counter())
         taken[name] += 1
         return name if taken[name] == 1 else f"{name}_{taken[name]}"
 
@@ -138,9 +138,20 @@ def array_of(value: Any) -> Any:
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
+def graph_of(node: ir.Node) -> ir.Graph:
+    """The graph of a node that has not been removed."""
+    assert node.graph is not None
+    return node.graph
+
+
 def input_of(node: ir.Node, place: int) -> Any:
     """The input at ``place``; ``None`` where it is left out."""
     return node.inputs[place] if len(node.inputs) > place else None
+
+
+def inputs_of(node: ir.Node) -> list[Any]:
+    """All inputs, in order; ``None`` for those that are left out."""
+    return list(node.inputs)
 
 
 def comes_from(value: Any, kind: str) -> Any:
@@ -214,13 +225,13 @@ def _renamed(shape: Any, symbols: re.Pattern[str], names: Mapping[str, str]) -> 
 # Source: ONNX operator documentation, DequantizeLinear-21.
 
 
-def is_blocked(node: Any) -> bool:
+def is_blocked(node: ir.Node) -> bool:
     """Whether a node dequantizes a constant with one scale for each group."""
     return (
         node is not None
         and node.op_type == "DequantizeLinear"
         and "block_size" in node.attributes
-        and node.inputs[0].const_value is not None
+        and input_of(node, 0).const_value is not None
     )
 
 
@@ -240,9 +251,9 @@ def settle_blocks(model: Any) -> None:
 def narrow_constants(model: Any, origins: Collection[str]) -> None:
     """Apply rule 1, in place, to constants with one scale, or one for each channel, made for ``origins``."""
 
-    def narrow(node: Any) -> None:
+    def narrow(node: ir.Node) -> None:
         is_meant = node.metadata_props.get(ORIGIN) in origins
-        if is_meant and all(value.const_value is not None for value in node.inputs):
+        if is_meant and all(value.const_value is not None for value in inputs_of(node)):
             _narrow(node)
 
     rewrite(model, {"DequantizeLinear": narrow})
@@ -260,7 +271,7 @@ def _as_matmul(node: ir.Node) -> Any:
     return product if bias is None else OnnxCalls(node).Add(product, bias)
 
 
-def transposed_blocks(node: Any, permutation: list[int]) -> Any:
+def transposed_blocks(node: ir.Node, permutation: list[int]) -> Any:
     """What a dequantized constant in groups gives, transposed: the constants are."""
     import onnx_ir as ir
 
@@ -270,7 +281,7 @@ def transposed_blocks(node: Any, permutation: list[int]) -> Any:
     made = write.again(
         *(
             write.constant(*pair)
-            for pair in zip(arrays, (v.name for v in node.inputs), strict=True)
+            for pair in zip(arrays, (v.name for v in inputs_of(node)), strict=True)
         ),
         axis=permutation.index(axis),
     )
@@ -278,20 +289,20 @@ def transposed_blocks(node: Any, permutation: list[int]) -> Any:
     return made
 
 
-def _narrow(node: Any) -> None:
+def _narrow(node: ir.Node) -> None:
     """Rule 1."""
     import onnx_ir as ir
 
     if len(node.inputs) < 3:
         return
-    weight, zero_point = (array_of(node.inputs[i]) for i in (0, 2))
+    weight, zero_point = (array_of(input_of(node, i)) for i in (0, 2))
     signed = weight.dtype == np.int8
     ends = (-8, 7) if signed else (0, 15)
     fits = all(a.size and ends[0] <= a.min() and a.max() <= ends[1] for a in (weight, zero_point))
     if fits:
         target = (ir.DataType.INT4 if signed else ir.DataType.UINT4).numpy()
         for place, array in ((0, weight), (2, zero_point)):
-            name = str(node.inputs[place].name)
+            name = str(input_of(node, place).name)
             node.replace_input_with(place, OnnxCalls(node).constant(array.astype(target), name))
     if not zero_point.any():
         node.resize_inputs(2)

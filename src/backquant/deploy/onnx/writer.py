@@ -29,6 +29,7 @@ from backquant.deploy.onnx.rewrite import (
     array_of,
     comes_from,
     drop_unused,
+    input_of,
     name_axes,
     narrow_constants,
     rewrite,
@@ -143,10 +144,10 @@ def _is_same(node: ir.Node) -> bool:
     return True
 
 
-def _is_even(node: Any) -> bool:
+def _is_even(node: ir.Node) -> bool:
     """Whether a ``Split`` without sizes gives equal parts: before 18 there are no others."""
     axis = node.attributes["axis"].value if "axis" in node.attributes else 0
-    shape = node.inputs[0].shape
+    shape = input_of(node, 0).shape
     size = None if shape is None else shape[axis]
     return isinstance(size, int) and size % len(node.outputs) == 0
 
@@ -386,10 +387,10 @@ EPSILONS: dict[str, Rule] = {
 # Casts and transposes of constants, computed when the file is written.
 #
 # The exporter does this for small constants only; weights are larger than its limit.
-def _fold_cast(node: Any) -> Any:
+def _fold_cast(node: ir.Node) -> Any:
     import onnx_ir as ir
 
-    source, target = node.inputs[0], ir.DataType(node.attributes["to"].as_int())
+    source, target = input_of(node, 0), ir.DataType(node.attributes["to"].as_int())
     array = array_of(source)
     if array is None or not _is_integer(source.const_value.dtype) or not _is_integer(target):
         return None
@@ -405,11 +406,11 @@ def _is_stored(dtype: Any) -> bool:
     return _is_integer(dtype) or str(dtype.name).startswith("FLOAT8")
 
 
-def _fold_transpose(node: Any) -> Any:
+def _fold_transpose(node: ir.Node) -> Any:
     """Weights are transposed as integers: DequantizeLinear(w, axis) → Transpose is one DequantizeLinear."""
     import onnx_ir as ir
 
-    [source] = node.inputs
+    source = input_of(node, 0)
     dequantize = comes_from(source, "DequantizeLinear")
     arrays = [] if dequantize is None else list(map(array_of, dequantize.inputs))
     if dequantize is None or arrays[0] is None:

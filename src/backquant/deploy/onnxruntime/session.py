@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backquant.deploy.exported import TargetKernel
 from backquant.deploy.onnx.exporter import origin_of, origins_of
 from backquant.files import workspace
 from backquant.lower.machine import machine_facts
+
+if TYPE_CHECKING:
+    import onnx
 
 _CALLS = 3  # of a round
 _KERNEL = "_kernel_time"
@@ -141,7 +144,7 @@ def kernels_of(path: Path, origins: Mapping[str, str]) -> tuple[TargetKernel, ..
     return tuple(found)
 
 
-def _few_bits(node: Any) -> TargetKernel | None:
+def _few_bits(node: onnx.NodeProto) -> TargetKernel | None:
     """A kernel that reads weights of few bits in groups: its name says the precision of its activations."""
     if node.op_type not in ("MatMulNBits", "GatherBlockQuantized"):
         return None
@@ -176,7 +179,7 @@ def _types(graph: Any, onnx: Any) -> dict[str, str]:
     return types
 
 
-def _gives_integers(node: Any, types: Mapping[str, str]) -> bool:
+def _gives_integers(node: onnx.NodeProto, types: Mapping[str, str]) -> bool:
     if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
         return True
     if node.op_type.startswith("QLinear"):
@@ -186,7 +189,7 @@ def _gives_integers(node: Any, types: Mapping[str, str]) -> bool:
     return node.op_type in _KEEPING and _reads_integers(node, types)
 
 
-def _reads_integers(node: Any, types: Mapping[str, str]) -> bool:
+def _reads_integers(node: onnx.NodeProto, types: Mapping[str, str]) -> bool:
     if node.op_type.startswith("QLinear"):  # of a concatenation the first input is a scale
         return True
     return bool(node.input) and types.get(node.input[0]) == "integer"

@@ -17,6 +17,7 @@ from backquant.deploy.onnx.rewrite import (
     array_of,
     comes_from,
     input_of,
+    inputs_of,
     is_blocked,
     readers_of,
     rewrite,
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 # The scale and zero point of QuantizeLinear and DequantizeLinear nodes.
 
 
-def has_one_scale(node: Any) -> bool:
+def has_one_scale(node: ir.Node) -> bool:
     """Whether scale and zero point are constants, one of each."""
-    constants = [value.const_value for value in node.inputs[1:]]
+    constants = [value.const_value for value in inputs_of(node)[1:]]
     return len(constants) == 2 and all(c is not None and c.size == 1 for c in constants)
 
 
@@ -113,8 +114,8 @@ def _bounds(value: Any) -> tuple[float, float] | None:
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
-def _as_bounds(node: Any) -> Any:
-    value, write = node.inputs[0], OnnxCalls(node)
+def _as_bounds(node: ir.Node) -> Any:
+    value, write = input_of(node, 0), OnnxCalls(node)
     product = value.producer()
     if product is None or product.op_type not in _PRODUCTS:
         return None
@@ -188,10 +189,10 @@ def _is_bicubic(node: ir.Node) -> bool:
     return not named.get("antialias") and not named.get("exclude_outside")
 
 
-def _as_products(node: Any) -> Any:
+def _as_products(node: ir.Node) -> Any:
     import onnx_ir as ir
 
-    source, *rest = node.inputs
+    source, *rest = inputs_of(node)
     shape, sizes = source.shape, array_of(input_of(node, _SIZES))
     if not _is_bicubic(node) or sizes is None or any(each is not None for each in rest[:2]):
         return None
@@ -260,8 +261,8 @@ def _packed(values: Any) -> Any:
     return np.ascontiguousarray(values[..., 0::2] | (values[..., 1::2] << 4))
 
 
-def _product(node: Any) -> Any:
-    x, weight = node.inputs
+def _product(node: ir.Node) -> Any:
+    x, weight = inputs_of(node)
     dequantize, write = weight.producer(), OnnxCalls(node)
     if not _is_of_4_bits(dequantize, axis=0):
         return None
@@ -278,8 +279,8 @@ def _product(node: Any) -> Any:
     return write.call("MatMulNBits", x, *held, domain=_DOMAIN, **numbers)
 
 
-def _look_up(node: Any) -> Any:
-    table, rows = node.inputs
+def _look_up(node: ir.Node) -> Any:
+    table, rows = inputs_of(node)
     dequantize = table.producer()
     if not _is_of_4_bits(dequantize, axis=1):
         return None
@@ -392,13 +393,13 @@ def _on_integers(node: ir.Node) -> Any:
     return write.call(_NAME, *inputs, domain=_DOMAIN, outputs=len(node.outputs), **kept)
 
 
-def _read_floats(node: Any) -> None:
+def _read_floats(node: ir.Node) -> None:
     """What the node reads is no longer quantized in front of it, where it was at each call.
 
     Nodes that change the layout may stand between, if nothing else reads what they give.
     """
     reader = node
-    value = node.inputs[0]
+    value = input_of(node, 0)
     while quantized_by(value) is None:
         above = value.producer()
         alone = len(value.uses()) == 1 and not value.is_graph_output()

@@ -20,7 +20,9 @@ from backquant.deploy.onnx.rewrite import (
     OnnxCalls,
     array_of,
     comes_from,
+    graph_of,
     input_of,
+    inputs_of,
     only_reader,
     readers_of,
     replace,
@@ -184,8 +186,8 @@ def _is_table(value: Any) -> bool:
     return len(held.shape) == 2 and (len(value.uses()) == 1 or held.size <= _LARGE)
 
 
-def _scale_table(node: Any) -> Any:
-    for rows, factor in (node.inputs, node.inputs[::-1]):
+def _scale_table(node: ir.Node) -> Any:
+    for rows, factor in (inputs_of(node), inputs_of(node)[::-1]):
         gather, number = comes_from(rows, "Gather"), array_of(factor)
         if gather is None or number is None or number.size != 1 or rows.shape is None:
             continue
@@ -213,8 +215,8 @@ def separate_weights(model: Any) -> None:
     rewrite(model, {"DequantizeLinear": _separate_weight})
 
 
-def _separate_weight(node: Any) -> None:
-    weight, *qparams = node.inputs
+def _separate_weight(node: ir.Node) -> None:
+    weight, *qparams = inputs_of(node)
     if weight.const_value is None:
         return
     uses, read = list(node.outputs[0].uses()), set()
@@ -238,8 +240,8 @@ def _is_scaled(product: Any) -> bool:
     return reader is not None and reader.op_type != "Add" and _reads_constant(reader)
 
 
-def _reads_constant(node: Any) -> bool:
-    return any(value.const_value is not None for value in node.inputs)
+def _reads_constant(node: ir.Node) -> bool:
+    return any(value.const_value is not None for value in inputs_of(node))
 
 
 # Averages with padding that is counted, of integers.
@@ -251,8 +253,8 @@ def sum_padded_averages(model: Any) -> None:
     rewrite(model, {"AveragePool": _sum_padded})
 
 
-def _sum_padded(node: Any) -> Any:
-    read, value = node.attributes, node.inputs[0]
+def _sum_padded(node: ir.Node) -> Any:
+    read, value = node.attributes, input_of(node, 0)
     counted = read.get_int("count_include_pad", 0) and any(read.get_ints("pads", [0]))
     integers = comes_from(value, "DequantizeLinear")
     zero_point = None if integers is None else array_of(input_of(integers, 2))
@@ -305,7 +307,7 @@ def shift_bounds(model: Any) -> None:
     rewrite(model, {"Clip": _shift_bounds})
 
 
-def _shift_bounds(node: Any) -> None:
+def _shift_bounds(node: ir.Node) -> None:
     readers = readers_of(node)
     if [reader.op_type for reader in readers] != ["QuantizeLinear"]:
         return
@@ -317,7 +319,7 @@ def _shift_bounds(node: Any) -> None:
         if bound is not None:
             step = scale.astype(np.float64).reshape(())
             made = (np.rint(bound.astype(np.float64) / step) + 0.25) * step
-            shifted = OnnxCalls(node).constant(made.astype(bound.dtype), node.inputs[at].name)
+            shifted = OnnxCalls(node).constant(made.astype(bound.dtype), input_of(node, at).name)
             node.replace_input_with(at, shifted)
 
 
@@ -344,7 +346,7 @@ def check_ends(nodes: Iterable[Any]) -> None:
             )
 
 
-def never_ends(node: Any) -> bool:
+def never_ends(node: ir.Node) -> bool:
     """Whether ``node`` is such a convolution.
 
     >>> import onnx_ir
@@ -353,7 +355,7 @@ def never_ends(node: Any) -> bool:
     >>> never_ends(node)
     True
     """
-    shape = node.inputs[1].shape
+    shape = input_of(node, 1).shape
     if shape is None or not all(isinstance(size, int) for size in shape):
         return False
     attributes = node.attributes
@@ -470,8 +472,8 @@ def plain_transforms(model: Any) -> None:
     rewrite(model, {"DFT": _plain})
 
 
-def _plain(node: Any) -> Any:
-    axis, value = _axis(node), node.inputs[0]
+def _plain(node: ir.Node) -> Any:
+    axis, value = _axis(node), input_of(node, 0)
     if axis is None:
         return None
     write = OnnxCalls(node)
@@ -491,10 +493,10 @@ def _plain(node: Any) -> Any:
     return write.Slice(real, write.constant([0]), write.constant([1]), write.constant([-1]))
 
 
-def _axis(node: Any) -> int | None:
+def _axis(node: ir.Node) -> int | None:
     """The axis that is transformed, from the front; none where it is not known."""
-    shape = node.inputs[0].shape
-    if node.graph.opset_imports[""] < _SINCE:
+    shape = input_of(node, 0).shape
+    if graph_of(node).opset_imports[""] < _SINCE:
         return int(node.attributes.get_int("axis", 1))
     given = input_of(node, _AXIS)
     if shape is None or (given is not None and given.const_value is None):
@@ -502,9 +504,9 @@ def _axis(node: Any) -> int | None:
     return (-2 if given is None else int(array_of(given))) % len(shape)
 
 
-def _factors(node: Any, axis: int) -> Any:
+def _factors(node: ir.Node, axis: int) -> Any:
     """Rule 3, where the lengths are known."""
-    shape, length = node.inputs[0].shape, array_of(input_of(node, _LENGTH))
+    shape, length = input_of(node, 0).shape, array_of(input_of(node, _LENGTH))
     if shape is None or not isinstance(shape[axis], int) or length is None:
         return None
     if shape[axis] != int(length) // 2 + 1:
@@ -622,8 +624,8 @@ def keep_scales_before_norms(model: Any) -> None:
     rewrite(model, dict.fromkeys((*_NORMS, *_SUMS), _keep_scale))
 
 
-def _keep_scale(node: Any) -> None:
-    value, write = node.inputs[0], OnnxCalls(node)
+def _keep_scale(node: ir.Node) -> None:
+    value, write = input_of(node, 0), OnnxCalls(node)
     if not _comes_from_integers(value):
         return
     # rule 2; an unknown number of axes may be three

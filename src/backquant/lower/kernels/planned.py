@@ -8,6 +8,7 @@ number of threads. Elsewhere, and for other layers, PyTorch's kernels run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -103,10 +104,10 @@ class Planned:
 
     def convolution(self, kernel: PackedKernel, x: torch.Tensor) -> torch.Tensor:
         """Of an image ``[batch, in, height, width]``, or a line."""
-        run = torch.ops.backquant_kernels.convolution.default
+        run: Callable[..., torch.Tensor] = torch.ops.backquant_kernels.convolution.default
         if self.dims == 1:
-            return run(channels_last(x.unsqueeze(2)), self.plan_of(kernel)).squeeze(2)  # type: ignore[no-any-return]
-        return run(channels_last(x), self.plan_of(kernel))  # type: ignore[no-any-return]
+            return run(channels_last(x.unsqueeze(2)), self.plan_of(kernel)).squeeze(2)
+        return run(channels_last(x), self.plan_of(kernel))
 
     def convolution_add(
         self, kernel: PackedKernel, x: torch.Tensor, other: torch.Tensor

@@ -86,9 +86,9 @@ def _convolution(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> 
     )
     zeros = torch.zeros(weight_scale.numel(), dtype=torch.int64)
     source = (x, scale, padding.zero_point, packed, weight_scale, zeros, bias, *geometry)
-    run = torch.ops.onednn.qconv_pointwise.default
+    run: Callable[..., torch.Tensor] = torch.ops.onednn.qconv_pointwise.default
     if other is None:
-        return run(*source, *result)  # type: ignore[no-any-return]
+        return run(*source, *result)
     out_scale, out_zero_point, dtype, post_op = result[:4]
     total = run(*source, *_PLAIN) + dequantize(
         other, other_scale, other_zero_point, 0, 255, other.dtype
@@ -105,8 +105,8 @@ def _linear(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> torch
     told = 0 if _is_precise((weight, weight_scale, scale, zero_point), result) else zero_point
     bias = fold_zero_point(weight, weight_scale, bias, scale, zero_point - told)
     zeros = torch.zeros(weight_scale.numel(), dtype=torch.int64)
-    run = torch.ops.onednn.qlinear_pointwise.default
-    return run(x, scale, told, packed, weight_scale, zeros, bias, *result)  # type: ignore[no-any-return]
+    run: Callable[..., torch.Tensor] = torch.ops.onednn.qlinear_pointwise.default
+    return run(x, scale, told, packed, weight_scale, zeros, bias, *result)
 
 
 def _convolution_shape(x: torch.Tensor, *rest: Any) -> torch.Tensor:

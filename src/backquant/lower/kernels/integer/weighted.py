@@ -9,6 +9,7 @@ An activation function behind them that is computed in one go is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -123,13 +124,11 @@ def convolution(config: Any, x: Tensor, weight: Tensor) -> Tensor:
     >>> convolution(config, torch.ones(1, 1, 3), torch.ones(1, 1, 2)).tolist()
     [[[2.0, 2.0]]]
     """
-    function: Any = getattr(F, config.operator)
+    function: Callable[..., Tensor] = getattr(F, config.operator)
     if config.operator.startswith("conv_transpose"):
         geometry = (config.stride, config.padding, config.output_padding, config.groups)
-        return function(x, weight, None, *geometry, config.dilation)  # type: ignore[no-any-return]
-    return function(  # type: ignore[no-any-return]
-        x, weight, None, config.stride, config.padding, config.dilation, config.groups
-    )
+        return function(x, weight, None, *geometry, config.dilation)
+    return function(x, weight, None, config.stride, config.padding, config.dilation, config.groups)
 
 
 @dataclass(frozen=True, kw_only=True)
