@@ -3,10 +3,15 @@ speech; detectors): ``quantize`` ended with an error of torch."""
 
 from __future__ import annotations
 
+import types
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+import backquant
 from backquant.accuracy import outputs
 from backquant.accuracy.figures import MOST_LOSS
 from backquant.accuracy.outputs import FloatOutputs, losses_of
@@ -46,3 +51,44 @@ def test_outputs_are_held_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(held.losses(other, "comparing"), first)
     assert model.calls == 3 + 1  # the third batch once more
     assert len(first) == 12
+
+
+class _Growing(nn.Module):
+    """Its call appends to the cache among its inputs, as decoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, cache: types.SimpleNamespace) -> torch.Tensor:
+        cache.keys = torch.cat([cache.keys, x])
+        return self.fc(cache.keys)
+
+
+def _batch() -> tuple[torch.Tensor, types.SimpleNamespace]:
+    return torch.randn(2, 4), types.SimpleNamespace(keys=torch.randn(3, 4))
+
+
+def _quantized(batch: Any) -> Any:
+    return backquant.quantize(
+        _Growing(), _batch(), backend="x86", calibration=[batch], slower="keep"
+    )
+
+
+def test_a_measured_accuracy_leaves_the_batch_as_it_is() -> None:
+    """The quantized model read the cache that the float one had made longer: figures of two inputs."""
+    batch = _batch()
+    quantized = _quantized(batch)
+    assert len(batch[1].keys) == 3
+    assert quantized.report.figures.sqnr > 20
+
+
+def test_comparisons_leave_batches_as_they_are(tmp_path: Path) -> None:
+    batch, model = _batch(), _Growing()
+    FloatOutputs(model, [batch]).losses(model, "comparing")
+    assert len(batch[1].keys) == 3
+    quantized = backquant.quantize(model, _batch(), backend="onnxruntime", calibration=[batch])
+    path = tmp_path / "model.onnx"
+    backquant.export(quantized, path)
+    backquant.compare(model, path, [batch])
+    assert len(batch[1].keys) == 3

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,8 @@ from backquant.accuracy.reference_run import last_uses, placeholders, run_node
 from backquant.calibrate import Progress
 from backquant.calibrate.batches import count_of
 from backquant.dtypes import QParams, TensorQParams, quantize_tensor
-from backquant.graph import as_arguments, register_quantized_decomposed
+from backquant.graph import register_quantized_decomposed
+from backquant.graph.example import call
 from backquant.lower.kernels.boundary import quantize, requantize
 from backquant.lower.kernels.engine_setting import running
 from backquant.operators.joined_outputs import JoinedOutput, joined_outputs
@@ -47,16 +47,11 @@ def compared(
     total = count_of(batches)
     for index, batch in enumerate(batches):
         with torch.no_grad(), running():
-            run.joins = joined_outputs(float_graph, partial(_called, batch))
+            run.joins = joined_outputs(float_graph, lambda module: call(module, batch))  # noqa: B023
             run.batch(placeholders(float_graph, batch, index, measured))
         if progress is not None:
             progress(index + 1, total)
     return run.result()
-
-
-def _called(batch: Any, module: fx.GraphModule) -> Any:
-    args, kwargs = as_arguments(batch)
-    return module(*args, **kwargs)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from backquant.accuracy.figures import ErrorSums, Metric, measured_metric
 from backquant.calibrate.batches import first_batch
 from backquant.deploy.session import Loaded, load_exported
 from backquant.errors import InputError, UsageError
-from backquant.graph import as_arguments
+from backquant.graph.example import call
 from backquant.graph.objects import tensors_of
 from backquant.graph.silence import quiet
 from backquant.pipeline.plan import evaluation_copy
@@ -29,9 +29,7 @@ class ExportedModel(nn.Module):
         super().__init__()
         self._loaded, self._path = loaded, path
         self._signature = inspect.signature(model.forward)
-        args, kwargs = as_arguments(example)
-        with torch.no_grad():
-            self._form = pytree.tree_structure(model(*args, **kwargs))
+        self._form = pytree.tree_structure(call(model, example))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One call. Raises ``InputError`` for inputs that the file does not take."""
@@ -85,12 +83,10 @@ def compared_file(
     sums: list[ErrorSums] = []
     count = 0
     for batch in batches:
-        args, kwargs = as_arguments(batch)
-        with torch.no_grad():
-            wanted = pytree.tree_leaves(frozen(*args, **kwargs))
+        wanted, returned = (pytree.tree_leaves(call(one, batch)) for one in (frozen, exported))
         pairs = [
             (one, two)
-            for one, two in zip(wanted, pytree.tree_leaves(exported(*args, **kwargs)), strict=True)
+            for one, two in zip(wanted, returned, strict=True)
             if isinstance(one, torch.Tensor) and one.is_floating_point()
         ]
         sums = sums or [ErrorSums() for _ in pairs]

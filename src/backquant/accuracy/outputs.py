@@ -26,6 +26,8 @@ from backquant.calibrate.group import ALONE, Ranks, divided
 from backquant.calibrate.packed import PackedConvolutions
 from backquant.convert import ReferenceModel
 from backquant.graph import as_arguments
+from backquant.graph.example import call
+from backquant.graph.objects import fresh
 from backquant.operators.joined_outputs import joined_outputs
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
@@ -140,7 +142,7 @@ def _caller(module: nn.Module) -> Callable[[Any, int], list[torch.Tensor]]:
 
 
 def _outputs(module: nn.Module, batch: Any) -> list[torch.Tensor]:
-    args, kwargs = as_arguments(batch)
+    args, kwargs = fresh(as_arguments(batch))
     # The call of the base class: that of a GraphModule prints its own traceback.
     return float_tensors(nn.Module.__call__(module, *args, **kwargs))
 
@@ -216,8 +218,7 @@ def sqnr_by_output(
     """In dB, of outputs that hold floats alone and of their joined parts. And the sums of these outputs."""
     wanted, found = _leaves(floating, batch), _leaves(made, batch)
     integers = list(made.output_qparams.values())
-    args, kwargs = as_arguments(batch)
-    joins = joined_outputs(unobserved(prepared), lambda module: module(*args, **kwargs))
+    joins = joined_outputs(unobserved(prepared), lambda module: call(module, batch))
     figures: dict[OutputPlace, float] = {}
     sums: list[ErrorSums] = []
     for place, (one, two) in enumerate(zip(wanted, found, strict=False)):
@@ -269,7 +270,4 @@ def _bounded(sums: ErrorSums) -> float:
 
 
 def _leaves(module: nn.Module, batch: Any) -> list[torch.Tensor]:
-    args, kwargs = as_arguments(batch)
-    with torch.no_grad():
-        made = tree_leaves(module(*args, **kwargs))
-    return [leaf for leaf in made if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(call(module, batch)) if isinstance(leaf, torch.Tensor)]
