@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
+from torch import nn
 
+import backquant
 from backquant.errors import ArtifactError, EngineError, InputError
 from backquant.graph.example import ExampleSpec
 from backquant.runtime.unlowered import failed_call
@@ -34,9 +37,29 @@ def test_errors_of_ours_stay_as_they_are() -> None:
         assert failed_call(error, given, None, "model.bq") is error
 
 
+@pytest.mark.parametrize("backend", ["x86", "onnxruntime"])
+def test_images_as_files_hold_them_get_the_fix_that_applies(backend: str) -> None:
+    """On kernels, whose own error speaks of their integers, and in a reference model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval()
+    images = torch.rand(2, 3, 16, 16)
+    quantized = backquant.quantize(model, backend=backend, calibration=[images])
+    bytes_of_files = (images * 255).byte()
+    for given, start in (
+        (bytes_of_files, "bytes become floats"),
+        (bytes_of_files.permute(0, 2, 3, 1), "channels come first: images.permute(0, 3, 1, 2); b"),
+        (images.permute(0, 2, 3, 1), "channels come first"),
+        (torch.rand(2, 4, 16, 16), "inputs like those of the calibration: float32[2, 3, 16, 16]"),
+    ):
+        with pytest.raises(InputError) as caught:
+            quantized(given)
+        assert caught.value.fix.startswith(start), caught.value
+        assert caught.value.where.startswith(str(given.dtype).removeprefix("torch."))
+
+
 def test_an_example_in_a_file_may_be_anything() -> None:
     example = ExampleSpec([{"tensor": 3, "dtype": "float32"}], {})
-    found = failed_call(ERROR, ((torch.rand(2),), {}), example, "model.bq")
+    found = failed_call(ERROR, ((torch.rand(1, 2, 3, 4),), {}), example, "model.bq")
     assert isinstance(found, InputError) and "tensor: 3" in found.fix
 
 

@@ -40,7 +40,7 @@ def before(node: fx.Node, target: Any, args: tuple[Any, ...], **more: Any) -> An
         made = node.graph.call_function(target, args, more)
     made.meta = dict(node.meta)
     values = torch.utils._pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], args)
-    mode = detect_fake_mode((node.meta["val"], *values))
+    mode = detect_fake_mode((node.meta.get("val"), *values))  # an output node has none
     assert mode is not None
     with mode, enable_python_dispatcher():
         made.meta["val"] = target(*values, **more)

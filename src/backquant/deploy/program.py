@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx import traceback
 
 from backquant.errors import CaptureError, ExportError
@@ -24,6 +24,7 @@ from backquant.graph.example_call import ExampleCall
 from backquant.graph.export.opaque import NotExportedError
 from backquant.graph.export.program import DEPENDS, as_dims, failure_of, fixed_size
 from backquant.graph.silence import quiet
+from backquant.graph.structure import Structure
 from backquant.operators import all_operators, overload
 
 
@@ -36,6 +37,18 @@ class Program:
 
     exported: ExportedProgram
     origins: Mapping[str, str]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Of each tensor that the model returns: its keys; empty where it stands in no dict or record, and
+        where another one has the same."""
+        kinds = [
+            isinstance(one.arg, TensorArgument)
+            for one in self.exported.graph_signature.output_specs
+            if one.kind is OutputKind.USER_OUTPUT
+        ]
+        names = [*Structure.of(self.exported.call_spec.out_spec).leaf_names()]
+        return ["" if names.count(name) > 1 else name for name in compress(names, kinds)]
 
 
 class _Traced(nn.Module):

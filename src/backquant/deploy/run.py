@@ -274,9 +274,13 @@ def _is_nothing(value: torch.Tensor) -> bool:
 
 def _compared(call: _Call, results: Sequence[Any]) -> tuple[str | None, dict[str, float]]:
     """Rule 3: what is wrong, in words, and the SQNR of each output and joined part."""
-    if len(results) != len(call.wanted):
-        return f"{len(results)} outputs in place of {len(call.wanted)}", {}
-    found = call.pieces(real_values(call.job, [torch.as_tensor(result) for result in results]))
+    tensors = [torch.as_tensor(result) for result in results if result is not None]
+    count = sum(value is not None for value in call.wanted)  # files have no place for None
+    if len(tensors) != count:
+        return f"{len(tensors)} outputs in place of {count}", {}
+    left = iter(tensors)
+    placed = [None if value is None else next(left) for value in call.wanted]
+    found = call.pieces(real_values(call.job, placed))
     wanted = {
         place: value
         for place, value in call.pieces(call.wanted).items()

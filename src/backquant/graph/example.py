@@ -136,17 +136,19 @@ _BYTES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _image_fix(model: nn.Module, leaves: list[Any]) -> str:
-    """What to do where the inputs are images as files hold them: bytes, or channels last.
-
-    >>> _image_fix(nn.Conv2d(3, 8, 3), [torch.zeros(1, 8, 8, 3)])
-    'channels come first: images.permute(0, 3, 1, 2)'
-    """
+    """``image_fix`` of the first image, for the first convolution."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
     image = next((x for x in leaves if isinstance(x, torch.Tensor) and x.dim() == 4), None)
-    if first is None or image is None:
-        return ""
+    return "" if first is None or image is None else image_fix(first.in_channels, image)
+
+
+def image_fix(channels: int, image: torch.Tensor) -> str:
+    """What to do where ``image`` of four axes is as files hold it: bytes, or channels last; else empty.
+
+    >>> image_fix(3, torch.zeros(1, 8, 8, 3))
+    'channels come first: images.permute(0, 3, 1, 2)'
+    """
     fixes = []
-    channels = first.in_channels
     if image.shape[1] != channels and image.shape[3] == channels:
         fixes.append("channels come first: images.permute(0, 3, 1, 2)")
     if image.dtype in _BYTES:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from backquant.errors import InputError
@@ -44,6 +45,15 @@ class OutputRecord(dict[str, Any]):
         return super().__getitem__(key)
 
 
+_KINDS = {
+    tuple: "tuple",
+    list: "list",
+    immutable_list: "list",
+    dict: "dict",
+    immutable_dict: "dict",
+}
+
+
 @dataclass(frozen=True)
 class Structure:
     """A tree of ``"value"``, ``"tuple"``, ``"list"``, ``"dict"`` and ``"record"``.
@@ -67,7 +77,7 @@ class Structure:
         if spec.is_leaf():
             return cls("value")
         parts = tuple(cls.of(child) for child in spec.children())
-        kind = {tuple: "tuple", list: "list", dict: "dict"}.get(spec.type)
+        kind = _KINDS.get(spec.type)
         if kind is None:
             keys, make = _keys(spec, len(parts)), Maker(spec.type, spec.context)
             return cls("record", keys, parts, _class_path(spec.type), make)
@@ -77,6 +87,17 @@ class Structure:
     def has_records(self) -> bool:
         """Whether a class has to be made again."""
         return self.kind == "record" or any(part.has_records for part in self.parts)
+
+    def leaf_names(self, path: tuple[str, ...] = ()) -> Iterator[str]:
+        """The keys to each leaf, joined by dots; empty where no key of a dict or record is among them.
+
+        >>> list(Structure.of(pytree.tree_structure([1, {"a": 2, "b": (3, 4)}])).leaf_names())
+        ['', '1.a', '1.b.0', '1.b.1']
+        """
+        if self.kind == "value":
+            yield "" if all(map(str.isdecimal, path)) else ".".join(path)
+        for number, part in enumerate(self.parts):
+            yield from part.leaf_names((*path, str(self.keys[number] if self.keys else number)))
 
     def nested(self, leaves: list[Any]) -> Any:
         """The flat ``leaves`` (consumed from the front) in tuples, lists and dicts.

@@ -187,7 +187,7 @@ def operator_counts(report: Facts) -> str:
     if states["integers"]:
         parts.append(f"{states['integers']} more run on integers")
     if states["float"]:
-        parts.append(f"{states['float']} stay float")
+        parts.append(f"{states['float']} stay{'s' * (states['float'] == 1)} float")
     return ", ".join(parts)
 
 

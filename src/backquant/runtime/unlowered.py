@@ -24,7 +24,7 @@ from backquant.errors import (
 )
 from backquant.graph import DeferredGraphModule, copied_graph, take_graph
 from backquant.graph.call_table import failed_node
-from backquant.graph.example import ExampleSpec
+from backquant.graph.example import ExampleSpec, image_fix
 from backquant.graph.interception import is_watched
 from backquant.lower.engine import is_built_in
 from backquant.runtime.dialect_operators import PackedWeight
@@ -458,14 +458,34 @@ def failed_call(
             where=f"{source}, called with {given}",
             fix="backquant.save(quantized, path) again; what saved this file wrote another graph",
         )
+    differ = needed not in ("", given)
+    fix = f"inputs like those of the calibration: {needed}" if differ else ""
+    images = _image_fix(example, inputs[0]) if example is not None else ""
+    if isinstance(error, InputError) and differ and error.where.endswith("]"):
+        # of a kernel, which names the tensor that it got
+        own = error.fix if error.where == given else fix
+        return InputError(error.what, where=given, fix=images or own)
     if isinstance(error, BackquantError):
         return error
-    fix = f"inputs like those of the calibration: {needed}" if needed and needed != given else ""
+    fix = images or fix
     return InputError(
         f"the model fails on these inputs: {words}",
         where=given or "called without arguments",
         fix=fix,
     )
+
+
+def _image_fix(example: ExampleSpec, args: Sequence[Any]) -> str:
+    """``image_fix`` of the first input of four axes that is another one than the floats of ``example``."""
+    for spec, value in zip(example.args, args, strict=False):
+        sizes = spec.get("tensor") if isinstance(spec, Mapping) else None
+        if not isinstance(sizes, (list, tuple)) or "float" not in str(spec.get("dtype")):
+            continue
+        if isinstance(value, torch.Tensor) and value.dim() == len(sizes) == 4:
+            fix = image_fix(sizes[1], value)
+            if fix:
+                return fix
+    return ""
 
 
 def sentence(error: Exception) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,7 +174,31 @@ def only_reader(node: ir.Node, *kinds: str) -> Any:
     return readers[0] if alone and (not kinds or readers[0].op_type in kinds) else None
 
 
-# Axes of free size under the user's own names, in place of the exporter's ``s77``.
+# Outputs and axes of free size under the user's own names, in place of the exporter's ``s77``.
+
+
+def name_outputs(model: Any, names: Sequence[str]) -> None:
+    """Rename outputs of an ``onnx_ir.Model``, in place; an empty name, and that of an input, changes nothing.
+
+    None is renamed where their number is another one than that of ``names``.
+    """
+    outputs = list(model.graph.outputs)
+    if len(outputs) != len(names):
+        return
+    inside = [value for node in model.graph for value in node.outputs]
+    taken = {value.name: value for value in (*inside, *model.graph.initializers.values())}
+    fixed = {value.name for value in model.graph.inputs}
+    for value, name in zip(outputs, names, strict=True):
+        if not name or name in fixed:
+            continue
+        other = taken.pop(name, value)
+        if other is not value:
+            other.name = next(
+                free for n in count(1) if (free := f"{name}_{n}") not in taken.keys() | fixed
+            )
+            taken[other.name] = other
+        value.name = name
+        fixed.add(name)
 
 
 def name_axes(model: Any, dynamic_shapes: Any) -> None:

@@ -31,6 +31,7 @@ from backquant.deploy.onnx.rewrite import (
     drop_unused,
     input_of,
     name_axes,
+    name_outputs,
     narrow_constants,
     rewrite,
     settle_blocks,
@@ -229,6 +230,7 @@ def _finished(model: Any, job: ExportJob) -> Any:
     store_described_biases(model, described_by_node(job.plan, job.config))
     drop_unused(model)
     name_axes(model, job.dynamic_shapes)
+    name_outputs(model, job.program.output_names)
     return model
 
 
