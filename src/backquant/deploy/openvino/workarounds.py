@@ -561,7 +561,7 @@ def _round_joined(node: ir.Node) -> None:
         _round_apart(rounded)
 
 
-def _round_alike(node: ir.Node) -> None:
+def _round_alike(node: Any) -> None:
     weight = array_of(node.inputs[_WEIGHT])
     others = {use.node for use in node.inputs[0].uses() if use.idx != _WEIGHT} - {node}
     alike = (each for each in others if each.op_type in _PRODUCTS)
