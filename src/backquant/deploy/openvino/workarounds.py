@@ -561,9 +561,9 @@ def _round_joined(node: ir.Node) -> None:
         _round_apart(rounded)
 
 
-def _round_alike(node: Any) -> None:
+def _round_alike(node: ir.Node) -> None:
     weight = array_of(node.inputs[_WEIGHT])
-    others = {use.node for use in node.inputs[0].uses() if use.idx != _WEIGHT} - {node}
+    others = {use.node for use in input_of(node, 0).uses() if use.idx != _WEIGHT} - {node}
     alike = (each for each in others if each.op_type in _PRODUCTS)
     if weight is not None and any(
         np.array_equal(weight, array_of(each.inputs[_WEIGHT])) for each in alike
