@@ -96,8 +96,8 @@ def models() -> str:
     exported = ", ".join(f"{name} {counts[name][1]} of {counts[name][0]}" for name in others)
     return (
         f"Of [{tried} stock models](docs/models.md) of torchvision, timm, transformers and others,\n"
-        f"{work} run on the integer kernels of `x86` and compute what their reference models compute.\n"
-        f"Exports that do: {exported}.\n"
+        f"{work} run on the integer kernels of `x86`, with the results of their simulation (small inputs).\n"
+        f"Exports with these results: {exported}.\n"
     )
 
 

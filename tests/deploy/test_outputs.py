@@ -35,12 +35,14 @@ class Heads(nn.Module):
 RETURNED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], list[str | None]]] = {
     "dict": (lambda a, b: {"classes": a, "boxes": b}, ["classes", "boxes"]),
     "namedtuple": (lambda a, b: Found(a, [b, a + 1]), ["classes", "boxes.0", "boxes.1"]),
-    "nested": (lambda a, b: (a, {"b": {"c": b}}), [None, "1.b.c"]),
+    "tensor": (lambda a, b: a + b.sum(), ["output"]),
+    "tuple": (lambda a, b: (a, b), ["output_0", "output_1"]),
+    "nested": (lambda a, b: (a, {"b": {"c": b}}), ["output_0", "1.b.c"]),
     "key of an operator": (lambda a, b: {"relu": a, "conv2d": torch.relu(b)}, ["relu", "conv2d"]),
     "key of the input": (lambda a, b: {"x": a, "y": b}, [None, "y"]),
-    "one key twice": (lambda a, b: {"a.b": a, "a": {"b": b}}, [None, None]),
-    "None": (lambda a, b: (None, a, {"loss": None, "boxes": b}), [None, "2.boxes"]),
-    "None alone": (lambda a, b: (a, None), [None]),
+    "one key twice": (lambda a, b: {"a.b": a, "a": {"b": b}}, ["output_0", "output_1"]),
+    "None": (lambda a, b: (None, a, {"loss": None, "boxes": b}), ["output_1", "2.boxes"]),
+    "None alone": (lambda a, b: (a, None), ["output_0"]),
 }
 
 
@@ -88,3 +90,14 @@ def test_a_program_of_executorch_leaves_none_out(tmp_path: Path) -> None:
         model, backend="executorch", calibration=[torch.rand(2, 3, 8, 8)]
     )
     assert backquant.export(quantized, tmp_path / "m.pte").integer_share is not None
+
+
+def test_axes_of_the_one_input_need_no_name(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = Heads(RETURNED["dict"][0]).eval()
+    quantized = backquant.quantize(
+        model, backend="onnxruntime", calibration=[torch.rand(2, 3, 8, 8)]
+    )
+    backquant.export(quantized, tmp_path / "m.onnx", dynamic_shapes={0: "batch"})
+    [given] = onnx.load(tmp_path / "m.onnx").graph.input
+    assert given.type.tensor_type.shape.dim[0].dim_param == "batch"

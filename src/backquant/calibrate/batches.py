@@ -252,7 +252,7 @@ class _Inputs:
         if not self._was_said:
             self._was_said = True
             _log.warning(
-                "%s: of each batch, which holds %d values, the model gets the first",
+                "%s: the model gets the first of the %d values of each batch; labels are not used",
                 *(self._argument, len(batch)),
             )
         return batch[0]

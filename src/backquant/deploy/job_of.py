@@ -391,6 +391,12 @@ def job_of(
     """
     config = reference.config
     names = [str(node.target) for node in reference.module.graph.find_nodes(op="placeholder")]
+    if (
+        isinstance(dynamic_shapes, Mapping)
+        and {*map(type, dynamic_shapes)} == {int}
+        and len(names) == 1
+    ):
+        dynamic_shapes = {names[0]: dynamic_shapes}  # the axes of the one input
     _check_names(dynamic_shapes, names)
     _check_packing(reference.module.graph)
     module = portable(reference.module, config.qdq or QDQRules())

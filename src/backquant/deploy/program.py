@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -40,15 +41,22 @@ class Program:
 
     @property
     def output_names(self) -> list[str]:
-        """Of each tensor that the model returns: its keys; empty where it stands in no dict or record, and
-        where another one has the same."""
+        """Of each tensor that the model returns: its keys, or ``output`` and its number where it stands in no
+        dict or record, and where another one has the same keys."""
         kinds = [
             isinstance(one.arg, TensorArgument)
             for one in self.exported.graph_signature.output_specs
             if one.kind is OutputKind.USER_OUTPUT
         ]
         names = [*Structure.of(self.exported.call_spec.out_spec).leaf_names()]
-        return ["" if names.count(name) > 1 else name for name in compress(names, kinds)]
+        counts = Counter(names)
+        usual = (
+            [f"output_{number}" for number in range(len(names))] if len(names) > 1 else ["output"]
+        )
+        return [
+            name if name and counts[name] == 1 else other
+            for name, other in compress(zip(names, usual, strict=True), kinds)
+        ]
 
 
 class _Traced(nn.Module):

@@ -162,7 +162,7 @@ def _cost_here(
         return ()
     words = (
         f"accuracy lost on this CPU: it has no VNNI, and the runtime sums products in 16 bits, which "
-        f"overflow: SQNR {here:.1f} dB beside the reference model, {there:.1f} dB without (higher is "
+        f"overflow: SQNR beside the reference model {here:.1f} dB, with exact sums {there:.1f} dB (higher is "
         "better); 7-bit weights avoid it: qconfig_mapping="
         f"backquant.default_mapping({target.backend!r}, weight_bits=7) in quantize, or --weight-bits 7"
     )

@@ -203,7 +203,10 @@ def _next_step(report: Facts) -> str:
     if share > _SHOWN_FLOAT and advice(costly[0]):
         return "the fix of the largest part in float, below"
     if not report.lowered and report.float_bytes:
-        return "quantized.export(path): this model is for export; run here, it simulates integers"
+        return (
+            "quantized.export(path), with dynamic_shapes= for batches of any size: this model is for export; "
+            "run here, it simulates integers"
+        )
     if not report.lowered:
         return "print(report.table()): all operators"
     return "quantized.save(path), quantized.export(path); print(quantized.report.table())"

@@ -32,6 +32,10 @@ class Report(Facts, Shown):
     model for x86, reference model: 1 of 1 operators quantized...
     """
 
+    def __repr__(self) -> str:
+        """The first line; ``print`` shows all."""
+        return f"<{str(self).partition(chr(10))[0]}>"
+
     def document(self) -> Document:
         """What came out, what stays float, and why. ``table`` has the operators."""
         return document_of(self)

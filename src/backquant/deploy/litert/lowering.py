@@ -119,8 +119,9 @@ class Lowering:
         network = self.emitter.network
         [output] = graph.find_nodes(op="output")
         names = iter(self.program.output_names)
-        for index, node in enumerate(output.args[0]):
-            name = next(names, "") if isinstance(node, fx.Node) else ""
+        for node in output.args[0]:
+            is_tensor = isinstance(node, fx.Node) and isinstance(node.meta["val"], torch.Tensor)
+            name = next(names) if is_tensor else ""
             held = self.values.get(node)
             if isinstance(held, Dequantized):
                 value = self._output_of(held, self._edge_layout(node))
@@ -135,7 +136,7 @@ class Lowering:
                 # the runtime wants a tensor for each output
                 tensor = self.emitter.copied(tensor, self.emitter.like(tensor))
             network.outputs.append(tensor)
-            network.output_names.append(name or f"output_{index}")
+            network.output_names.append(name)
 
     def _output_of(self, held: Dequantized, layout: Layout) -> Value:
         """Integers are moved before they become floats."""
