@@ -481,7 +481,8 @@ def _image_fix(example: ExampleSpec, args: Sequence[Any]) -> str:
         sizes = spec.get("tensor") if isinstance(spec, Mapping) else None
         if not isinstance(sizes, (list, tuple)) or "float" not in str(spec.get("dtype")):
             continue
-        if isinstance(value, torch.Tensor) and value.dim() == len(sizes) == 4:
+        is_plain = isinstance(value, torch.Tensor) and not value.is_nested  # which have no sizes
+        if is_plain and value.dim() == len(sizes) == 4:
             fix = image_fix(sizes[1], value)
             if fix:
                 return fix
