@@ -90,6 +90,15 @@ def test_torch_is_wrong_on_amx() -> None:
     assert is_right_here((1, 32, 8, 8), (32, 32, 3, 3), Geometry((3, 3), (1, 1), (0, 0), (1, 1)), 1)
 
 
+@pytest.mark.parametrize("batch", [1, 32])
+def test_usual_shapes_are_right_on_every_cpu(batch: int) -> None:
+    """Also where sums of two products saturate: layers get 7 bits there, and are tried with 7."""
+    for channels, kernel in ((3, 3), (64, 3), (16, 1), (3, 7)):
+        geometry = Geometry((kernel,) * 2, (1, 1), (kernel // 2,) * 2, (1, 1))
+        shapes = (batch, channels, 16, 16), (32, channels, kernel, kernel)
+        assert is_right_here(*shapes, geometry, 1)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("stride", [(2,), (1, 2), (2, 1, 1)])
 def test_products_of_patches_are_the_convolution(
@@ -106,7 +115,7 @@ def test_products_of_patches_are_the_convolution(
 def test_products_of_patches_are_added_to(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = ((2, 2), (1, 1), (1, 1), 1, 0.02, 131, 0.5, 100, 0.3, 7)
     kernel = OnednnConvAdd(ConvAddConfig(*numbers), weights(8, 4, 3, 3))
-    x, other = integers(2, 4, 9, 9), integers(2, 8, 5, 5)
+    x, other = integers(2, 4, 9, 9) // 2, integers(2, 8, 5, 5)  # 7 bits, which no CPU saturates
     before = kernel(x, other)
     monkeypatch.setattr(onednn_conv, "is_right_here", lambda *_: False)
     assert torch.equal(kernel(x, other), before)

@@ -3,7 +3,8 @@
 On some CPUs (with AMX, and AMD's with VNNI) oneDNN (torch 2.13) computes some convolutions wrongly, by
 more than their largest value: kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16
 over 8 channels, with a zero point groups of one channel in and more than 32 out, and others whose rule is not
-known (``docs/kernels.md``). So each shape is tried once, on random integers; what differs runs as a product
+known (``docs/kernels.md``). So each shape is tried once, on random integers of as many bits as its layers
+get here (7 where two products are summed in 16 bits); what differs runs as a product
 of gathered patches (``onednn_conv.gathered``). So does what cannot be tried: oneDNN never ends.
 """
 
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.prepared import channels_last
 from backquant.lower.kernels.zero_point import fold_zero_point
+from backquant.lower.machine import machine_facts
 
 _KEPT = 4096  # shapes whose result is remembered; the least recently used are checked again
 _LANES = 16  # of a vector of 512 bits: 32-bit sums
@@ -93,7 +95,10 @@ def _tried(
     zero_point: int = 0,
 ) -> bool:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    facts = machine_facts()
+    narrow = facts.is_x86 and not facts.has_vnni  # layers that would saturate stay float (SATURATION)
+    most = 128 if narrow else 256
+    x = torch.randint(0, most, shape, dtype=torch.uint8, generator=generator)
     w = torch.randint(-127, 128, weight, dtype=torch.int8, generator=generator)
     steps = (list(geometry.stride), list(geometry.padding), list(geometry.dilation), groups)
     scale, zeros = torch.ones(weight[0]), torch.zeros(weight[0], dtype=torch.int64)
