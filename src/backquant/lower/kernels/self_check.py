@@ -96,7 +96,9 @@ def _tried(
 ) -> bool:
     generator = torch.Generator().manual_seed(0)
     facts = machine_facts()
-    narrow = facts.is_x86 and not facts.has_vnni  # layers that would saturate stay float (SATURATION)
+    narrow = (
+        facts.is_x86 and not facts.has_vnni
+    )  # layers that would saturate stay float (SATURATION)
     most = 128 if narrow else 256
     x = torch.randint(0, most, shape, dtype=torch.uint8, generator=generator)
     w = torch.randint(-127, 128, weight, dtype=torch.int8, generator=generator)
